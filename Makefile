@@ -1,0 +1,36 @@
+# Everything a newcomer needs: make demo, make test. Only Python 3.11+, pip and make are required.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-all check format clean
+
+demo: $(READY)  ## train AT and DONE on digits, evaluate, print the table, write the page
+	$(BIN)/doubly reproduce demo --output runs/demo
+
+test: $(READY)  ## the tests, under ten minutes on two cores
+	$(BIN)/python -m pytest
+
+test-all: $(READY)  ## with the slow ones
+	$(BIN)/python -m pytest -m ""
+
+check: $(READY)  ## formatting, lint, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# torch first and alone: with the pin in place no other package pulls a different build.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,60 @@
+"""doubly: image classifiers that stay accurate under attack on every class, not only on average.
+
+Names are loaded when they are first used, so that `import doubly.report` and `doubly --help` need no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from doubly.attacks import FGSM, PGD
+    from doubly.data import Images
+    from doubly.errors import UsageError
+    from doubly.methods import AT, DONE, Standard
+    from doubly.runs import evaluate, train
+    from doubly.threat import L2Ball, LinfBall
+    from doubly.types import Batch, Moment, Objective
+
+
+_WHERE = {
+    "AT": "methods",
+    "DONE": "methods",
+    "FGSM": "attacks",
+    "PGD": "attacks",
+    "Batch": "types",
+    "Images": "data",
+    "L2Ball": "threat",
+    "LinfBall": "threat",
+    "Moment": "types",
+    "Objective": "types",
+    "Standard": "methods",
+    "UsageError": "errors",
+    "evaluate": "runs",
+    "train": "runs",
+}
+
+__all__ = [
+    "AT",
+    "DONE",
+    "FGSM",
+    "PGD",
+    "Batch",
+    "Images",
+    "L2Ball",
+    "LinfBall",
+    "Moment",
+    "Objective",
+    "Standard",
+    "UsageError",
+    "__version__",
+    "evaluate",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(f"doubly.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'doubly' has no attribute '{name}'")

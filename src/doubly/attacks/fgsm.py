@@ -1,0 +1,32 @@
+"""The fast gradient sign method: one sign step, from the image or from a random start (Fast-AT's attack)."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from doubly.attacks.mode import Mode
+from doubly.attacks.pgd import PGD, Start
+from doubly.bilevel import SignStep
+from doubly.losses import CrossEntropy, Loss
+from doubly.threat import LinfBall
+
+
+@dataclass(frozen=True)
+class FGSM:
+    """One sign step of `reach` times the radius."""
+
+    threat: LinfBall = field(default_factory=LinfBall)
+    """what the attacker may do"""
+    reach: float = 1.0
+    """step size as a multiple of epsilon; 1.25 with a uniform start is Fast-AT"""
+    start: Start = "zero"
+    """zero: at the image itself; uniform: at random inside the threat's set"""
+    loss: Loss = field(default_factory=CrossEntropy)
+    """what the attacker increases"""
+    mode: Mode = "eval"
+    """eval or train: see PGD"""
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        rule = SignStep(self.reach * self.threat.radius)
+        return PGD(self.threat, 1, rule, self.start, loss=self.loss, mode=self.mode)(model, x, y, generator)

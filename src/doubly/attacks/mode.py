@@ -1,0 +1,64 @@
+"""The state a model is in while it is attacked, and the promise that it comes back as it was."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Literal
+
+import torch
+from torch import nn
+
+Mode = Literal["eval", "train"]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; the mode of each submodule is restored after."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def statistics_frozen(model: nn.Module) -> Iterator[None]:
+    """Normalisation layers in training mode use the batch's statistics inside, but do not remember them."""
+    tracking = [m for m in model.modules() if getattr(m, "track_running_stats", False)]
+    for module in tracking:
+        module.track_running_stats = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True  # type: ignore[assignment]
+
+
+@contextmanager
+def parameters_frozen(model: nn.Module) -> Iterator[None]:
+    """No gradient for parameters inside: a backward pass then costs and stores only what leads to the input."""
+    free = [p for p in model.parameters() if p.requires_grad]
+    for parameter in free:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in free:
+            parameter.requires_grad_()
+
+
+@contextmanager
+def attacked(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """Parameters and running statistics frozen; in evaluation mode, or ("train") as the model was found.
+
+    Dropout, which only "train" has, draws from a copy of the global generators.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(parameters_frozen(model))
+        if mode == "eval":
+            stack.enter_context(evaluating(model))
+        else:
+            stack.enter_context(statistics_frozen(model))
+            stack.enter_context(torch.random.fork_rng())
+        yield

@@ -1,0 +1,93 @@
+"""How one inner step follows from a gradient: plain, preconditioned by the barrier, sign, Adam."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from doubly.bilevel.box import Box
+from doubly.bilevel.inner import Constraint
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class GradientStep:
+    """-size * gradient."""
+
+    size: float = 0.1
+    """step size alpha"""
+
+    def init(self, delta: Tensor) -> State:
+        return {}
+
+    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        return -self.size * gradient, state
+
+
+@dataclass(frozen=True)
+class SignStep:
+    """-size * sign(gradient)."""
+
+    size: float = 2 / 255
+    """step size alpha"""
+
+    def init(self, delta: Tensor) -> State:
+        return {}
+
+    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        return -self.size * gradient.sign(), state
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """Adam on delta; the first step is a sign step of the same size."""
+
+    size: float = 2 / 255
+    """step size alpha"""
+    decay: float = 0.9
+    """of the first moment"""
+    decay_squares: float = 0.999
+    """of the second moment"""
+    floor: float = 1e-8
+    """added to the root of the second moment"""
+
+    def init(self, delta: Tensor) -> State:
+        zeros = torch.zeros_like(delta)
+        return {"mean": zeros, "squares": zeros, "steps": torch.zeros((), device=delta.device, dtype=delta.dtype)}
+
+    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        steps = state["steps"] + 1
+        mean = torch.lerp(gradient, state["mean"], self.decay)
+        squares = torch.lerp(gradient.square(), state["squares"], self.decay_squares)
+        unbiased = mean / (1 - self.decay**steps)
+        root = (squares / (1 - self.decay_squares**steps)).sqrt()
+        return -self.size * unbiased / (root + self.floor), {"mean": mean, "squares": squares, "steps": steps}
+
+
+@dataclass(frozen=True)
+class BarrierStep:
+    """A gradient step on h = inner + barrier of the box, divided by 1/size + the barrier's curvature.
+
+    The explicit step is stiff near a face: there the barrier throws delta across the whole box. This one has the same
+    fixed points, equals the explicit step where the barrier is flat, and at most about doubles a slack that is too
+    small (docs/numerics.md). Numerator and denominator are multiplied by the squared slacks, so nothing divides by one.
+    """
+
+    size: float = 1250 / 255
+    """step size alpha, where the barrier is flat"""
+    margin: float = 1e-3
+    """share of the box width that is kept free at each face: on a face itself the barrier cannot push back"""
+
+    def init(self, delta: Tensor) -> State:
+        return {}
+
+    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        if not isinstance(constraint, Box):
+            raise TypeError(f"BarrierStep needs a Box, whose barrier it follows; got {type(constraint).__name__}")
+        above, below = constraint.slacks(delta)
+        product = above * below
+        numerator = gradient * product.square() + constraint.strength * product * (below - above)
+        denominator = product.square() / self.size + constraint.strength * (above.square() + below.square())
+        increment = -numerator / denominator.clamp_min(torch.finfo(delta.dtype).tiny)
+        return constraint.shrunk(self.margin).project(delta + increment) - delta, state

@@ -1,0 +1,41 @@
+"""Checks of what comes in from outside, each with the fix in its message."""
+
+import torch
+from torch import Tensor
+
+from doubly.errors import NonFiniteError, UsageError
+
+
+def check_images(x: Tensor, y: Tensor) -> None:
+    """Images are floats in [0,1], labels whole numbers, one each."""
+    if not x.is_floating_point():
+        raise UsageError(f"images must be floating point in [0,1], got {x.dtype}: divide uint8 images by 255")
+    if y.is_floating_point() or y.dtype is torch.bool or y.shape != x.shape[:1]:
+        raise UsageError(f"labels must be {x.shape[0]} whole numbers, got {y.dtype} of shape {tuple(y.shape)}")
+    low, high = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
+    if not (low >= 0 and high <= 1):
+        raise UsageError(
+            f"images must lie in [0,1], got values from {low:.4g} to {high:.4g}: leave normalisation to the model's "
+            "first layer (doubly.models.Normalize)"
+        )
+
+
+def check_logits(logits: Tensor, y: Tensor) -> None:
+    """The model answers with one row of finite logits per image, and a column for every label."""
+    if logits.dim() != 2 or logits.shape[0] != y.shape[0]:
+        raise UsageError(
+            f"the model must return logits of shape ({y.shape[0]}, classes), got {tuple(logits.shape)}: "
+            "flatten its output and return the raw scores"
+        )
+    if y.numel() and not (y.min() >= 0 and y.max() < logits.shape[1]):
+        raise UsageError(
+            f"labels run from {int(y.min())} to {int(y.max())} but the model returns {logits.shape[1]} logits: "
+            "build the model with as many outputs as there are classes, and number the classes from 0"
+        )
+    check_finite(logits, "the model's logits")
+
+
+def check_finite(values: Tensor, name: str) -> None:
+    if not torch.isfinite(values).all():
+        bad = int((~torch.isfinite(values)).sum())
+        raise NonFiniteError(f"{name}: {bad} of {values.numel()} values are NaN or infinite")

@@ -1,0 +1,361 @@
+"""The command line: doubly train | evaluate | report | … Each verb imports what it needs, so help comes at once."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from doubly import __version__
+from doubly.errors import NonFiniteError, UsageError
+
+T = TypeVar("T")
+OUT, ERR = Console(), Console(stderr=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0, 2 for input that can be mended, 130 or 143 when stopped by a signal."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        _help()
+        return 0 if words else 2
+    if words[0] == "--version":
+        OUT.print(f"doubly {__version__}", highlight=False)
+        return 0
+    try:
+        if words[0] not in VERBS:
+            raise UsageError(f"there is no verb '{words[0]}': valid are {', '.join(VERBS)}")
+        return VERBS[words[0]](words[1:]) or 0
+    except (UsageError, NonFiniteError) as problem:
+        ERR.print(f"doubly: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+def _help() -> None:
+    table = Table("verb", "what it does", title="doubly: classifiers that hold on every class, not only on average")
+    for name, verb in VERBS.items():
+        table.add_row(name, (verb.__doc__ or "").splitlines()[0])
+    OUT.print(table)
+    OUT.print("doubly VERB --help shows the options of a verb; doubly --version the version.", highlight=False)
+
+
+def parsed(kind: type[T], arguments: Sequence[str], verb: str, default: T | None = None) -> T:
+    """The arguments as a dataclass: a dotted flag for every field, and numbers also written as 8/255."""
+    import tyro
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def fractions(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
+        return _number() if info.type is float else None
+
+    def _number() -> PrimitiveConstructorSpec[float]:
+        from doubly.runs.saved_config import fraction
+
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="NUMBER",
+            instance_from_str=lambda words: fraction(words[0]),
+            is_instance=lambda value: isinstance(value, float | int),
+            str_from_instance=lambda value: [repr(value)],
+        )
+
+    settings: Any = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
+    with registry:
+        found: T = tyro.cli(kind, prog=f"doubly {verb}", args=arguments, default=default, config=settings)  # type: ignore[assignment]
+        return found
+
+
+def taken(arguments: list[str], flag: str) -> list[str]:
+    """Remove every `flag VALUE` from the arguments and return the values."""
+    values = []
+    while flag in arguments:
+        place = arguments.index(flag)
+        if place + 1 == len(arguments):
+            raise UsageError(f"{flag} needs a value")
+        values.append(arguments[place + 1])
+        del arguments[place : place + 2]
+    return values
+
+
+# --- train -----------------------------------------------------------------------------------------------------------
+
+
+def train(arguments: list[str]) -> int:
+    """Train a recipe: doubly train RECIPE --output DIR [--seed 1] [--epochs 60] [--method.cap 5] …
+
+    Instead of a recipe, --config FILE takes a saved config.json. --set PATH=KIND or PATH=JSON replaces a whole part,
+    as in --set method.attack.rule=step.adam. `doubly train RECIPE --help` lists every field, `doubly list recipes`
+    the recipes.
+    """
+    if not arguments or arguments == ["--help"] or arguments == ["-h"]:
+        OUT.print(train.__doc__, highlight=False, markup=False)
+        return 0
+    from doubly.runs.loop import Interrupted, train_run
+    from doubly.runs.progress import shown
+    from doubly.runs.signals import stop_on_signals
+
+    options, output = _train_options(arguments)
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    run = options.run
+    with stop_on_signals() as request, shown(run.epochs, OUT) as watch:
+        watch.say(f"{run.name}, seed {run.seed}, {run.epochs} epochs -> {output}")
+        try:
+            train_run(run, output, resume=options.resume, watch=watch, stop=request)
+        except Interrupted as stopped:
+            watch.say(f"{stopped}; saved: add --resume to go on")
+            return 128 + (request.number or 2)
+    OUT.print(f"trained; now: doubly evaluate {output}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _train_options(arguments: list[str]) -> tuple[Any, Path]:
+    """Recipe or config, then replaced parts, then the flags."""
+    import tyro
+
+    from doubly.runs import Run, load_run
+    from doubly.runs.own_model import OwnModel
+    from doubly.runs.saved_config import from_json
+
+    @dataclass(frozen=True)
+    class Options:
+        """Train: every field of the run can be given, and …"""
+
+        run: Annotated[Run, tyro.conf.arg(name="")]
+        output: Path | None = None
+        """run directory; runs/NAME-sSEED if not given"""
+        resume: bool = False
+        """go on from the run directory's checkpoint"""
+        threads: int | None = None
+        """CPU threads; all cores if not given"""
+        data_root: str | None = None
+        """folder with the dataset's files; the same as --data.root"""
+        model: Annotated[str | None, tyro.conf.arg(name="model")] = None
+        """package.module:function that returns your own network"""
+        weights: str | None = None
+        """weights to begin from, with --model"""
+
+    words = list(arguments)
+    configs, changes = taken(words, "--config"), taken(words, "--set")
+    if words and not words[0].startswith("-"):
+        from doubly.recipes import recipe
+
+        base = recipe(words.pop(0))
+        if configs:
+            raise UsageError("give a recipe or --config FILE, not both")
+    elif configs:
+        base = from_json(_read(Path(configs[-1])), "config")
+    elif "--resume" in words and (place := taken(list(words), "--output")):
+        base = load_run(Path(place[-1]))
+    else:
+        raise UsageError("name a recipe (`doubly list recipes` shows them), or give --config FILE")
+    base = _changed(base, changes)
+    options = parsed(Options, words, "train RECIPE", Options(base))
+    run = options.run
+    if options.data_root is not None:
+        run = replace(run, data=replace(run.data, root=options.data_root))
+    if options.model is not None:
+        run = replace(run, model=OwnModel(options.model, options.weights))
+    elif options.weights is not None:
+        raise UsageError("--weights goes with --model package.module:function")
+    output = options.output or Path("runs") / f"{run.name}-s{run.seed}"
+    return replace(options, run=run), output
+
+
+def _read(path: Path) -> Any:
+    from doubly.rundir import read_json
+
+    return read_json(path)
+
+
+def _changed(run: Any, changes: list[str]) -> Any:
+    """--set PATH=JSON, or PATH=KIND for a part with its defaults."""
+    from doubly.runs.saved_config import KINDS, from_json, nearest, to_json
+
+    if not changes:
+        return run
+    tree = to_json(run)
+    for change in changes:
+        path, equals, text = change.partition("=")
+        *parents, last = path.split(".")
+        node = tree
+        for name in [*parents, last]:
+            if not isinstance(node, dict) or name not in node:
+                known = node if isinstance(node, dict) else {}
+                raise UsageError(f"--set {path}: there is no '{name}'{nearest(name, known)}")
+            parent, node = node, node[name]
+        if not equals:
+            raise UsageError(f"--set is written PATH=KIND or PATH=JSON, got '{change}'")
+        try:
+            parent[last] = {"kind": text} if text in KINDS else json.loads(text)
+        except ValueError:
+            raise UsageError(f"--set {path}: '{text}' is neither JSON nor a kind{nearest(text, KINDS)}") from None
+    return from_json(tree)
+
+
+# --- evaluate and export ---------------------------------------------------------------------------------------------
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Measure a trained run on its test images: doubly evaluate DIR [--checkpoint best]."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Options:
+        """Measure a trained run on its test images; writes evaluation.json and evaluation.npz into it."""
+
+        directory: Annotated[Path, tyro.conf.Positional]
+        """run directory"""
+        checkpoint: Literal["last", "best"] = "last"
+        """last epoch, or best on the hold-out"""
+        device: str = "auto"
+        """auto, cpu, cuda, …"""
+        model: str | None = None
+        """package.module:function, for a run of your own network"""
+
+    options = parsed(Options, arguments, "evaluate")
+    from rich.progress import Progress
+
+    from doubly.runs import evaluate_run
+    from doubly.runs.own_model import OwnModel
+    from doubly.runs.progress import bar_columns
+
+    own = OwnModel(options.model) if options.model else None
+    with Progress(*bar_columns(), console=ERR, disable=not ERR.is_terminal) as progress:
+        task = progress.add_task("evaluating", total=None)
+        found = evaluate_run(
+            options.directory,
+            options.checkpoint,
+            own,
+            options.device,
+            lambda count: progress.update(task, completed=count),
+        )
+    table = Table("", "n", "SA", "RA-PGD", title=f"{options.directory} ({options.checkpoint} checkpoint)")
+    for name, row in found["per_class"].items():
+        table.add_row(name, str(row["n"]), _percent(row["sa"]), _percent(row["ra_pgd"]))
+    table.add_section()
+    table.add_row("all", str(found["n"]), _percent(found["sa"]), _percent(found["ra_pgd"]), style="bold")
+    table.add_row(f"RA-Tail-30: {', '.join(found['ra_tail_30_classes'])}", "", "", _percent(found["ra_tail_30"]))
+    worst = found["worst_class"]
+    table.add_row(f"worst class: {worst['name']}", "", "", _percent(worst["ra_pgd"]))
+    OUT.print(table)
+    return 0
+
+
+def _percent(fraction: float | None) -> str:
+    return "–" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def export(arguments: list[str]) -> int:
+    """Write the trained weights as a plain state dict (safetensors) for other tools."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Options:
+        """Write a plain state dict as safetensors; read it with safetensors.torch.load_file and load_state_dict."""
+
+        directory: Annotated[Path, tyro.conf.Positional]
+        """run directory"""
+        output: Path
+        """file to write, ending in .safetensors"""
+        checkpoint: Literal["last", "best"] = "last"
+        """last epoch, or best on the hold-out"""
+
+    options = parsed(Options, arguments, "export")
+    if options.output.suffix != ".safetensors":
+        raise UsageError(f"{options.output} must end in .safetensors: doubly writes no pickles, which can execute code")
+    from doubly.runs.export import export_run
+
+    export_run(options.directory, options.output, options.checkpoint)
+    OUT.print(f"wrote {options.output}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+# --- list, doctor, report ---------------------------------------------------------------------------------------------
+
+
+def listing(arguments: list[str]) -> int:
+    """Show what there is: doubly list methods|attacks|models|datasets|recipes."""
+    from doubly.attacks import ATTACKS
+    from doubly.data import DATASETS
+    from doubly.methods import METHODS
+    from doubly.models import MODELS
+    from doubly.recipes import RECIPES
+    from doubly.runs.saved_config import nearest
+
+    def about(kind: type) -> str:
+        return (kind.__doc__ or "").strip().splitlines()[0]
+
+    tables: dict[str, dict[str, str]] = {
+        name: {key: about(kind) for key, kind in table.items()}
+        for name, table in (("methods", METHODS), ("attacks", ATTACKS), ("models", MODELS), ("datasets", DATASETS))
+    }
+    tables["recipes"] = {name: about(type(make().method)) for name, make in RECIPES.items()}
+    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
+        OUT.print(f"doubly list {'|'.join(tables)}", markup=False, highlight=False)
+        return 0 if arguments in (["-h"], ["--help"]) else 2
+    if arguments[0] not in tables:
+        raise UsageError(f"there is no list of '{arguments[0]}'{nearest(arguments[0], tables)}")
+    for name, text in tables[arguments[0]].items():
+        OUT.print(f"{name:32} {text}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def doctor(arguments: list[str]) -> int:
+    """Versions, device, threads, and a self-check of a few seconds."""
+    if arguments:
+        OUT.print("doubly doctor takes no options", highlight=False)
+        return 0 if arguments in (["-h"], ["--help"]) else 2
+    from doubly.runs.doctor import examine
+
+    table = Table("what", "found", show_header=False)
+    healthy = True
+    for name, text, fine in examine():
+        table.add_row(name, text, style=None if fine else "red")
+        healthy &= fine
+    OUT.print(table)
+    return 0 if healthy else 2
+
+
+def report(arguments: list[str]) -> int:
+    """Tables, figures and one page from run directories: doubly report RUN… --output DIR."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Options:
+        """Collect run directories into tables, figures and one self-contained page."""
+
+        runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+        """run directories, or folders that contain them"""
+        output: Path = Path("report")
+        """folder to write"""
+
+    options = parsed(Options, arguments, "report")
+    from doubly.report import write_report
+
+    OUT.print(
+        f"wrote {write_report(list(options.runs), options.output)}", highlight=False, markup=False, soft_wrap=True
+    )
+    return 0
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "report": report,
+    "export": export,
+    "list": listing,
+    "doctor": doctor,
+}

@@ -1,0 +1,80 @@
+"""Accuracy per class, on the weakest classes (RA-Tail-30, methods.md A21 and A22), and the confusion matrix."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from doubly.errors import UsageError
+
+Ints = npt.NDArray[np.integer[Any]]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Rounding = Literal["round", "floor", "ceil"]
+
+ROUNDINGS: dict[str, Callable[[float], int]] = {
+    "round": lambda count: math.floor(count + 0.5),  # half up; Python's round() goes to the even number
+    "floor": math.floor,
+    "ceil": math.ceil,
+}
+
+
+def per_class(correct: Bools, y: Ints, classes: int) -> Floats:
+    """Share of correct samples of each class, (classes,); NaN for a class without samples."""
+    _check_labels("labels", y, classes)
+    _check_lengths(correct, y)
+    hits = np.bincount(y, weights=correct, minlength=classes)
+    counts = np.bincount(y, minlength=classes)
+    accuracies: Floats = np.divide(hits, counts, out=np.full(classes, np.nan), where=counts > 0)
+    return accuracies
+
+
+def tail(accuracies: Floats, share: float = 0.3, rounding: Rounding = "round") -> tuple[float, Ints]:
+    """Mean over the weakest `share` of the classes, and which: weakest first, of equals the lower index first."""
+    if not 0 < share <= 1:
+        raise UsageError(f"the tail is a share of the classes in (0, 1], got {share}: use 0.3 for RA-Tail-30")
+    if rounding not in ROUNDINGS:
+        raise UsageError(f"unknown rounding {rounding!r} of the tail: use one of {', '.join(ROUNDINGS)}")
+    present = _present(accuracies)
+    count = round(share * len(present), 9)  # 0.07 * 100 is 7.000000000000001, which is seven classes
+    k = max(1, ROUNDINGS[rounding](count))
+    picked = present[np.argsort(accuracies[present], kind="stable")[:k]]
+    return float(accuracies[picked].mean()), picked
+
+
+def worst_class(accuracies: Floats) -> tuple[int, float]:
+    """Index and accuracy of the weakest class."""
+    present = _present(accuracies)
+    index = int(present[np.argmin(accuracies[present])])
+    return index, float(accuracies[index])
+
+
+def confusion(predictions: Ints, y: Ints, classes: int) -> npt.NDArray[np.int64]:
+    """Counts, (classes, classes): row the label, column the prediction."""
+    _check_labels("labels", y, classes)
+    _check_labels("predictions", predictions, classes)
+    _check_lengths(predictions, y)
+    pairs = y.astype(np.int64) * classes + predictions
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def _present(accuracies: Floats) -> Ints:
+    present = np.flatnonzero(~np.isnan(accuracies))
+    if not len(present):
+        raise UsageError("no class has a sample to measure accuracy on: evaluate on at least one image")
+    return present
+
+
+def _check_labels(what: str, values: Ints, classes: int) -> None:
+    if len(values) and not (values.min() >= 0 and values.max() < classes):
+        raise UsageError(
+            f"{what} span {values.min()} to {values.max()}, but {classes} classes have the labels 0 to {classes - 1}: "
+            "check the number of classes"
+        )
+
+
+def _check_lengths(values: npt.NDArray[Any], y: Ints) -> None:
+    if values.shape != y.shape:
+        raise UsageError(f"{values.shape} values for {y.shape} labels: give one value per label")

@@ -1,0 +1,110 @@
+"""DONE, doubly robust instance-reweighted adversarial training: CID on eq. 7 of the paper.
+
+inner   h_i = l'_i + barrier of the threat's box, l' = -attack_loss      solved by the attack
+outer   r log mean exp(l_i / r), whose gradient weighs sample i with exp(l_i / r) / u
+DONE-GD, -PGD and -ADAM are this with a barrier, sign or Adam step in the attack (A8-A12 of methods.md).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from doubly import parallel
+from doubly.attacks import PGD, statistics_frozen
+from doubly.bilevel import (
+    BarrierStep,
+    Box,
+    ConjugateGradient,
+    Diagonal,
+    Direction,
+    LogMeanExp,
+    Terms,
+    cid,
+    cid_first_order,
+)
+from doubly.checks import check_logits
+from doubly.errors import UsageError
+from doubly.losses import CrossEntropy, Loss
+from doubly.schedules import Piecewise, Schedule
+from doubly.threat import LinfBall
+from doubly.types import Batch, Moment, Objective, State
+
+
+@dataclass(frozen=True)
+class DONE:
+    """KL-DRO weights on adversarial losses, with the implicit gradient of the attack."""
+
+    attack: PGD = field(default_factory=PGD)
+    """the inner solver; its loss is the attack loss -l' (eq. 3)"""
+    loss: Loss = field(default_factory=CrossEntropy)
+    """the outer loss l"""
+    temperature: Schedule = field(default_factory=lambda: Piecewise((10.0, 1.0, 0.1), (2 / 3, 5 / 6)))
+    """r: large is AT, small follows the worst samples (A16)"""
+    eta: float = 0.9
+    """share of the current batch in the running average u; 1 is a softmax over the batch (A2)"""
+    cap: float | None = None
+    """no weight exceeds it; 1 is AT, none is the paper's literal rule"""
+    mean_weight_limit: float | None = None
+    """clamp of the batch's mean weight to [1/limit, limit] (A4), for runs without cap"""
+    damping: float = 10.0
+    """lambda, added to the barrier's curvature; 0 is literal (A7)"""
+    implicit: Literal["exact", "first_order", "none"] = "exact"
+    """exact: Proposition 1 by a double backward; first_order: by a difference quotient, at about AT's cost; none"""
+    curvature: Literal["barrier", "full"] = "barrier"
+    """barrier: that of the network is neglected (ReLU); full: conjugate gradients on both, for smooth networks"""
+
+    def __post_init__(self) -> None:
+        try:
+            LogMeanExp(self.temperature.at(0.0), self.eta, self.cap, self.mean_weight_limit)
+        except ValueError as problem:
+            raise UsageError(str(problem)) from None
+        if self.damping < 0:
+            raise UsageError(f"damping must not be negative, got {self.damping:g}")
+        needs_box = self.implicit != "none" or isinstance(self.attack.rule, BarrierStep)
+        if needs_box and not isinstance(self.attack.threat, LinfBall):
+            raise UsageError(
+                "the barrier of DONE is that of a box: use LinfBall, or implicit none and a gradient, sign or Adam step"
+            )
+        if self.implicit == "first_order" and (self.curvature == "full" or self.attack.loss != self.loss):
+            raise UsageError(
+                "implicit first_order needs curvature barrier and one loss for attack and model: use exact"
+            )
+
+    def init(self) -> State:
+        return {}
+
+    def sampling(self, state: State) -> Tensor | None:
+        return None
+
+    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+        delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
+        found = self.direction(model, batch, delta, state, moment)
+        return Objective(found.scalar, found.values, found.cotangents, found.aux, found.state)
+
+    def direction(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, moment: Moment) -> Direction:
+        """The CID estimate at delta, however that was found."""
+
+        def problem(delta: Tensor) -> Terms:
+            logits = model(batch.x + delta)
+            check_logits(logits, batch.y)
+            zero_sum = self.attack.loss == self.loss
+            inner = None if zero_sum else -self.attack.loss(logits, batch.y)
+            return Terms(self.loss(logits, batch.y), inner, logits.detach())
+
+        def without_side_effect(delta: Tensor) -> Terms:
+            with statistics_frozen(model):
+                return problem(delta)
+
+        composition = LogMeanExp(self.temperature.at(moment.progress), self.eta, self.cap, self.mean_weight_limit)
+        if self.implicit == "none":
+            return cid(problem, delta, composition, state, gather=parallel.gather)
+        box = self.attack.threat.around(batch.x)
+        assert isinstance(box, Box), "checked when the method was made"
+        inverse = box.inverse_curvature(delta, self.damping)
+        if self.implicit == "first_order":
+            return cid_first_order(
+                problem, without_side_effect, delta, composition, state, inverse, model.parameters(), parallel.gather
+            )
+        solve = Diagonal(inverse) if self.curvature == "barrier" else ConjugateGradient(inverse_diagonal=inverse)
+        return cid(problem, delta, composition, state, solve, parallel.gather)

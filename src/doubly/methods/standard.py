@@ -1,0 +1,30 @@
+"""Training on clean images: the upper end of standard accuracy, the lower end of robustness."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from doubly.checks import check_logits
+from doubly.losses import CrossEntropy, Loss
+from doubly.types import Batch, Moment, Objective, State
+
+
+@dataclass(frozen=True)
+class Standard:
+    """mean loss(x), no attack."""
+
+    loss: Loss = field(default_factory=CrossEntropy)
+    """what is minimised"""
+
+    def init(self) -> State:
+        return {}
+
+    def sampling(self, state: State) -> Tensor | None:
+        return None
+
+    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+        logits = model(batch.x)
+        check_logits(logits, batch.y)
+        losses = self.loss(logits, batch.y)
+        return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state)

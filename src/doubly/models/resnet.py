@@ -1,0 +1,69 @@
+"""Residual networks for small images, the activation after the sum (He et al., 2016a): ResNet-18 and narrow ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from doubly.errors import UsageError
+from doubly.models.normalize import Normalize
+from doubly.models.residual import convolution, residual_network
+
+
+class Block(nn.Module):
+    """relu(x + norm(conv(relu(norm(conv(x)))))), x projected where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = convolution(inputs, outputs, stride=stride)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = convolution(outputs, outputs)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
+
+
+def _network(normalize: Normalize, stem: nn.Conv2d, widths: Sequence[int], blocks: int, classes: int) -> nn.Sequential:
+    normed = nn.Sequential(stem, nn.BatchNorm2d(stem.out_channels), nn.ReLU())
+    return residual_network(normalize, normed, Block, (stem.out_channels, *widths), blocks, nn.Identity(), classes)
+
+
+@dataclass(frozen=True)
+class ResNet18:
+    """ResNet-18 for CIFAR: stages of 64, 128, 256 and 512 channels, two blocks each."""
+
+    stem: Literal["3x3", "7x7"] = "3x3"
+    """first convolution: 3x3 with stride 1, or 7x7 with stride 2 (a quarter of the work on large images)"""
+
+    def __post_init__(self) -> None:
+        if self.stem not in ("3x3", "7x7"):
+            raise UsageError(f"the stem of a ResNet-18 is '3x3' or '7x7', got {self.stem!r}")
+
+    def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        stem = convolution(channels, 64) if self.stem == "3x3" else convolution(channels, 64, 7, 2)
+        return _network(Normalize(mean, std), stem, (64, 128, 256, 512), 2, classes)
+
+
+@dataclass(frozen=True)
+class NarrowResNet:
+    """The slim ResNet for CIFAR: three stages of width, 2 width and 4 width channels."""
+
+    width: int = 16
+    """channels of the stem and of the first stage"""
+    blocks: int = 2
+    """blocks per stage; 3 makes it ResNet-20"""
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.blocks < 1:
+            raise UsageError(f"a narrow ResNet has width and blocks of at least 1, got {self.width} and {self.blocks}")
+
+    def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        widths = (self.width, 2 * self.width, 4 * self.width)
+        return _network(Normalize(mean, std), convolution(channels, self.width), widths, self.blocks, classes)

@@ -1,0 +1,38 @@
+"""A network for 8x8 digits and 28x28 MNIST that trains in seconds on one core; without batch norm, it has one mode."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from doubly.errors import UsageError
+from doubly.models.initialise import he_normal
+from doubly.models.normalize import Normalize
+
+
+@dataclass(frozen=True)
+class SmallCNN:
+    """Three 3x3 convolutions, a 4x4 grid of averages (where a stroke lies still counts), one hidden layer."""
+
+    width: int = 32
+    """channels; half as many in the first convolution, four times as many hidden units"""
+
+    def __post_init__(self) -> None:
+        if self.width < 2:
+            raise UsageError(f"a small CNN has a width of at least 2, got {self.width}")
+
+    def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        width = self.width
+        features = nn.Sequential(
+            nn.Conv2d(channels, width // 2, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+        )
+        head = nn.Sequential(nn.Linear(16 * width, 4 * width), nn.ReLU(), nn.Linear(4 * width, classes))
+        return he_normal(nn.Sequential(OrderedDict(normalize=Normalize(mean, std), features=features, head=head)))

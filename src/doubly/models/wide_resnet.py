@@ -1,0 +1,33 @@
+"""Wide residual networks (Zagoruyko and Komodakis, 2016), without dropout: WRN-28-10 and WRN-34-10 are values of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from doubly.errors import UsageError
+from doubly.models.normalize import Normalize
+from doubly.models.preact_resnet import preact_network
+from doubly.models.residual import convolution
+
+
+@dataclass(frozen=True)
+class WideResNet:
+    """A stem of 16 channels and three stages of 16, 32 and 64 times `widen`; projections read the activation."""
+
+    depth: int = 28
+    """layers with weights: 6 n + 4 for n blocks per stage"""
+    widen: int = 10
+    """factor on the channels of each stage"""
+
+    def __post_init__(self) -> None:
+        if self.depth < 10 or self.depth % 6 != 4 or self.widen < 1:
+            raise UsageError(
+                f"a wide ResNet has a depth of 6 n + 4 (10, 16, 22, 28, 34, …) and widens at least by 1, "
+                f"got depth={self.depth} and widen={self.widen}"
+            )
+
+    def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        widths = (16 * self.widen, 32 * self.widen, 64 * self.widen)
+        blocks = (self.depth - 4) // 6
+        return preact_network(Normalize(mean, std), convolution(channels, 16), widths, blocks, "activated", classes)

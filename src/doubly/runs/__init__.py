@@ -1,0 +1,21 @@
+"""Runs: configuration, the loop, checkpoints, evaluation. `train` and `evaluate` are the calls from Python."""
+
+from doubly.runs.config import SGD, Data, Probe, Run
+from doubly.runs.from_python import Trained, train
+from doubly.runs.loop import Interrupted, train_run
+from doubly.runs.measure import evaluate, evaluate_run, load_model, load_run
+
+__all__ = [
+    "SGD",
+    "Data",
+    "Interrupted",
+    "Probe",
+    "Run",
+    "Trained",
+    "evaluate",
+    "evaluate_run",
+    "load_model",
+    "load_run",
+    "train",
+    "train_run",
+]

@@ -1,0 +1,78 @@
+"""From a Run to the things it names: images, network, device. The only place that chooses a device."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from doubly.attacks import parameters_frozen
+from doubly.data import Images, Splits
+from doubly.data.holdout import holdout, probe
+from doubly.errors import UsageError
+from doubly.runs.config import Run
+from doubly.seeding import derived_seed, global_generators
+
+SPLIT_SEED = 0  # of hold-out and probe: the same images for every seed and method
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training works on; `probe` is part of the hold-out, or of the test set where nothing is held out."""
+
+    train: Images
+    probe: Images
+    chooses: bool  # whether the probe may choose the best epoch
+
+
+def chosen_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise UsageError(
+            f"device '{name}' is not to be had here ({str(problem).splitlines()[0]}): use auto or cpu"
+        ) from None
+    return device
+
+
+def load_splits(run: Run) -> Splits:
+    return run.data.source.load(Path(run.data.root) if run.data.root is not None else None)
+
+
+def prepare(run: Run, splits: Splits, device: torch.device) -> Prepared:
+    """Hold out, thin out, and pick the probe."""
+    train, measured = splits.train, splits.test
+    if run.data.holdout > 0:
+        kept, held = holdout(train.y, run.data.holdout, SPLIT_SEED)
+        train, measured = train.subset(kept), train.subset(held)
+    train = train.subset(run.data.imbalance.keep(train.y, len(train.classes)))
+    measured = measured.subset(probe(measured.y, run.probe.size, SPLIT_SEED))
+    return Prepared(train.to(device), measured.to(device), run.data.holdout > 0)
+
+
+def build_model(run: Run, images: Images) -> nn.Module:
+    """A fresh network; its initial weights follow from the seed."""
+    mean, std = images.channel_statistics()
+    with global_generators(derived_seed(run.seed, 0, 0, "weights")):
+        return run.model.build(images.x.shape[1], len(images.classes), mean, std)
+
+
+def faster_channels_last(model: nn.Module, images: Images, batch: int, repeats: int = 3) -> bool:
+    """Measure one input gradient, the work that an attack is made of, in both memory formats, alternating."""
+    if not any(isinstance(m, nn.Conv2d) for m in model.modules()):
+        return False
+    x = images.pixels(slice(0, batch))
+    formats = (torch.contiguous_format, torch.channels_last)
+    seconds = {layout: float("inf") for layout in formats}
+    for layout in formats * repeats:
+        model.to(memory_format=layout)  # type: ignore[call-overload]
+        point = x.contiguous(memory_format=layout).requires_grad_()
+        begun = time.perf_counter()
+        with parameters_frozen(model):
+            torch.autograd.grad(model(point).sum(), point)[0].sum().item()
+        seconds[layout] = min(seconds[layout], time.perf_counter() - begun)
+    return seconds[torch.channels_last] < seconds[torch.contiguous_format]

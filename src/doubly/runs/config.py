@@ -1,0 +1,103 @@
+"""A run as one frozen tree of plain values: what a recipe returns, the command line overrides, config.json keeps."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from doubly.attacks import PGD
+from doubly.bilevel import SignStep
+from doubly.data import Augmentation, Balanced, DataSource, Imbalance, Unchanged
+from doubly.errors import UsageError
+from doubly.models import Model
+from doubly.schedules import Cyclic, Schedule
+from doubly.types import Method
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the images come from and what is done to the training part."""
+
+    source: DataSource
+    """the dataset"""
+    imbalance: Imbalance = field(default_factory=Balanced)
+    """which training images are kept; the test images never change"""
+    holdout: float = 0.0
+    """share of the training images held out, class by class and before any imbalance, to choose by; 0 trains on all"""
+    augment: Augmentation = field(default_factory=Unchanged)
+    """random changes of each batch"""
+    root: str | None = None
+    """folder with the dataset's files"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.holdout < 1:
+            raise UsageError(f"holdout is a share in [0, 1), got {self.holdout}")
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum."""
+
+    lr: Schedule = field(default_factory=Cyclic)
+    """learning rate, per iteration (A15)"""
+    momentum: float = 0.9
+    """share of the previous step that is kept"""
+    weight_decay: float = 5e-4
+    """on all parameters (A14)"""
+    clip: float | None = None
+    """largest norm of the gradient; none leaves it as it is"""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The evaluation during training, on a fixed stratified part of the hold-out; of the test set where there is none.
+
+    `best` is chosen on the hold-out only; the test set never chooses.
+    """
+
+    every: int = 5
+    """epochs between evaluations; the last epoch is always evaluated"""
+    size: int = 500
+    """about how many images"""
+    attack: PGD = field(default_factory=lambda: PGD(steps=20, rule=SignStep(2 / 255)))
+    """the attack that is reported (A23), also by `doubly evaluate`"""
+    choose: Literal["ra_pgd", "ra_tail_30", "both"] = "both"
+    """what makes an epoch the best on the hold-out; both is their mean"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides a training run."""
+
+    data: Data
+    """images"""
+    model: Model
+    """network"""
+    method: Method
+    """how to train"""
+    optimiser: SGD = field(default_factory=SGD)
+    """steps on the parameters"""
+    probe: Probe = field(default_factory=Probe)
+    """evaluation during training"""
+    name: str = "run"
+    """recipe that this is, for tables"""
+    epochs: int = 60
+    """passes over the training images"""
+    batch: int = 128
+    """images per step"""
+    average: float | None = None
+    """decay of an exponential moving average of the weights, which is then what is evaluated; none for no averaging"""
+    seed: int = 0
+    """every random number of the run follows from it"""
+    device: str = "auto"
+    """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
+    channels_last: Literal["auto", "yes", "no"] = "auto"
+    """memory format of images; auto measures both at the start and keeps the faster for the whole run"""
+    precision: Literal["float32", "bf16"] = "float32"
+    """bf16: autocast of the network on CUDA; losses, weights, u and barrier stay in float32 or better"""
+    save_seconds: float = 20.0
+    """least time between two checkpoints inside training"""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1:
+            raise UsageError(f"epochs and batch must be at least 1, got {self.epochs} and {self.batch}")
+        if self.average is not None and not 0 <= self.average < 1:
+            raise UsageError(f"average is a decay in [0, 1), such as 0.999, got {self.average}")

@@ -1,0 +1,67 @@
+"""Training from Python in one call: any nn.Module, any images."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from doubly.data import Augmentation, Balanced, Images, Imbalance, Splits, Unchanged
+from doubly.data.images import MapDataset
+from doubly.rundir import RunDir, read_metrics
+from doubly.runs.config import Data, Run
+from doubly.runs.loop import Unwatched, train_run
+from doubly.runs.own_model import GivenData, GivenModel
+from doubly.types import Method
+
+AnyImages = Images | tuple[Tensor, Tensor] | MapDataset
+
+
+class Trained(NamedTuple):
+    model: nn.Module  # the one that was handed in, or its average where the run kept one
+    metrics: list[dict[str, Any]]  # one row per epoch
+    directory: Path | None
+
+
+class _Recorder(Unwatched):
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def row(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+
+def as_images(data: AnyImages) -> Images:
+    if isinstance(data, Images):
+        return data
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
+        return Images.of(*data)
+    return Images.from_dataset(data)
+
+
+def train(
+    model: nn.Module,
+    data: AnyImages,
+    method: Method,
+    *,
+    test: AnyImages | None = None,
+    output: Path | str | None = None,
+    resume: bool = False,
+    holdout: float | None = None,
+    augment: Augmentation | None = None,
+    imbalance: Imbalance | None = None,
+    **settings: Any,
+) -> Trained:
+    """Train `model` in place. `settings` are fields of `Run`: epochs, batch, seed, optimiser, probe, average, device, …
+
+    Without `test` a tenth of the data is held out for the evaluation during training. `output` names a run directory.
+    """
+    images = as_images(data)
+    held = holdout if holdout is not None else (0.1 if test is None else 0.0)
+    splits = Splits(images, images if test is None else as_images(test))
+    run = Run(
+        Data(GivenData(), imbalance or Balanced(), held, augment or Unchanged()), GivenModel(), method, **settings
+    )
+    recorder = _Recorder()
+    path = None if output is None else Path(output)
+    trained = train_run(run, path, model=model, splits=splits, resume=resume, watch=recorder)
+    return Trained(trained, recorder.rows if path is None else read_metrics(RunDir(path).metrics), path)

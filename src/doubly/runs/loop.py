@@ -1,0 +1,202 @@
+"""The training loop, on plain torch: batch -> objective -> backward -> step, and what is kept of it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from doubly import parallel
+from doubly.checks import check_finite
+from doubly.data import Splits
+from doubly.data.loader import batches, steps_per_epoch
+from doubly.errors import NonFiniteError, UsageError
+from doubly.rundir import RunDir, append_metrics, lock, read_json, truncate_metrics, write_json
+from doubly.runs import checkpoint
+from doubly.runs.build import load_splits
+from doubly.runs.config import Probe, Run
+from doubly.runs.environment import environment
+from doubly.runs.measure import evaluate
+from doubly.runs.meter import Meter
+from doubly.runs.saved_config import difference, to_json
+from doubly.runs.training import Training
+from doubly.seeding import derived_seed, global_generators
+from doubly.types import Moment
+
+
+class Interrupted(Exception):  # noqa: N818 - nothing went wrong
+    """Training was asked to stop; the checkpoint of this very step stands."""
+
+
+class Watch(Protocol):
+    """Somebody who looks on: told of every step, every row of metrics, and what is worth a sentence."""
+
+    def step(self, epoch: int, step: int, steps: int) -> None: ...
+
+    def row(self, row: dict[str, Any]) -> None: ...
+
+    def say(self, sentence: str) -> None: ...
+
+
+class Unwatched:
+    def step(self, epoch: int, step: int, steps: int) -> None: ...
+
+    def row(self, row: dict[str, Any]) -> None: ...
+
+    def say(self, sentence: str) -> None: ...
+
+
+def train_run(
+    run: Run,
+    output: Path | None,
+    *,
+    model: nn.Module | None = None,
+    splits: Splits | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> nn.Module:
+    """Train, and write the run directory `output` if one is named; returns the network, averaged if asked for."""
+    watch = watch or Unwatched()
+    threads = torch.get_num_threads()
+    try:
+        if output is None:
+            return _train(Training.begin(run, splits or load_splits(run), model), None, watch, stop)
+        with lock(output):
+            _claim(run, RunDir(output), resume)
+            training = Training.begin(run, splits or load_splits(run), model)
+            _continue(training, RunDir(output), watch)
+            return _train(training, RunDir(output), watch, stop)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _claim(run: Run, rundir: RunDir, resume: bool) -> None:
+    """Make the directory this run's, or make sure that it already is."""
+    config, free_to_change = to_json(run), ("device", "save_seconds")
+    if rundir.config.exists():
+        if not resume:
+            raise UsageError(
+                f"{rundir.path} already holds a run: add --resume to continue it, or choose another --output"
+            )
+        saved = read_json(rundir.config)
+        for tree in (saved, config):
+            for name in free_to_change:
+                tree.pop(name, None)
+            tree["data"].pop("root", None)
+        changed = difference(saved, config)
+        if changed:
+            raise UsageError(
+                f"{rundir.path} was begun with another configuration ({changed}): resume it without that change"
+            )
+        return
+    strangers = [p.name for p in rundir.path.iterdir() if p.name != ".lock"]
+    if strangers:
+        raise UsageError(f"{rundir.path} is not empty ({strangers[0]}): choose another --output")
+    write_json(rundir.config, config)
+
+
+def _continue(training: Training, rundir: RunDir, watch: Watch) -> None:
+    """Go on from the checkpoint, if one stands, and bring the metrics back to it."""
+    standing = checkpoint.find(rundir.checkpoints, "last")
+    if standing is not None:
+        training.restore(*checkpoint.load(standing), standing)
+        watch.say(f"continuing at epoch {training.epoch}, step {training.step}")
+    truncate_metrics(rundir.metrics, training.epoch)
+    if not rundir.environment.exists():
+        write_json(rundir.environment, environment(training.device))
+
+
+def _train(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
+    run, saved = t.run, time.monotonic()
+    steps = steps_per_epoch(len(t.images.train), run.batch)
+
+    def save(name: str = "last") -> None:
+        nonlocal saved
+        if rundir is not None and parallel.world()[0] == 0:
+            checkpoint.save(rundir.checkpoints, name, *t.snapshot())
+            saved = time.monotonic()
+
+    while t.epoch < run.epochs:
+        begun = time.perf_counter() - t.seconds
+        t.model.train()
+        if t.step == 0:
+            t.sampling = run.method.sampling(t.state)
+        for batch in batches(
+            t.images.train,
+            run.batch,
+            run.seed,
+            t.epoch,
+            augment=run.data.augment,
+            probabilities=t.sampling,
+            start=t.step,
+            channels_last=t.channels_last,
+        ):
+            moment = Moment(t.epoch, t.step, (t.epoch + t.step / steps) / run.epochs, run.seed)
+            try:
+                _step(t, batch, moment)
+            except NonFiniteError as problem:
+                kept = f"; the last good checkpoint is in {rundir.checkpoints}" if rundir else ""
+                raise NonFiniteError(f"epoch {t.epoch}, step {t.step}: {problem}{kept}") from None
+            t.step += 1
+            t.seconds = time.perf_counter() - begun
+            watch.step(t.epoch, t.step, steps)
+            if stop():
+                save()
+                raise Interrupted(f"stopped at epoch {t.epoch}, step {t.step}")
+        row: dict[str, Any] = {
+            "epoch": t.epoch,
+            **t.meter.row(),
+            "lr": run.optimiser.lr.at(moment.progress),
+            "seconds": t.seconds,
+        }
+        if "r" in t.state:
+            row["r"] = float(t.state["r"])
+        last = t.epoch + 1 == run.epochs
+        if last or (t.epoch + 1) % run.probe.every == 0:
+            row["probe"] = _probe(t)
+            score = _score(row["probe"], run.probe)
+            if t.images.chooses and (t.best is None or score > t.best):
+                t.best = score
+                save("best")
+        t.epoch, t.step, t.seconds, t.meter = t.epoch + 1, 0, 0.0, Meter()
+        if rundir is not None and parallel.world()[0] == 0:
+            append_metrics(rundir, row)
+        watch.row(row)
+        if last or time.monotonic() - saved > run.save_seconds:
+            save()
+    return t.evaluated
+
+
+def _step(t: Training, batch: Any, moment: Moment) -> None:
+    """One step of the optimiser."""
+    for group in t.optimizer.param_groups:
+        group["lr"] = t.run.optimiser.lr.at(moment.progress)
+    with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.autocast():
+        objective = t.run.method.objective(t.model, batch, t.state, moment)
+    check_finite(objective.losses, "the losses")
+    t.optimizer.zero_grad()
+    objective.scalar.backward()  # type: ignore[no-untyped-call]
+    parallel.average_gradients(t.model.parameters())
+    t.check_gradients()
+    t.optimizer.step()
+    t.state = objective.state
+    t.update_average()
+    t.meter.add(objective, batch)
+
+
+def _probe(t: Training) -> dict[str, Any]:
+    found = evaluate(t.evaluated, t.images.probe, t.run.probe.attack)
+    return {
+        "on": "holdout" if t.images.chooses else "test",
+        **{key: found[key] for key in ("n", "sa", "ra_pgd", "ra_tail_30", "worst_class")},
+        "per_class": {name: row["ra_pgd"] for name, row in found["per_class"].items()},
+    }
+
+
+def _score(probe: dict[str, Any], settings: Probe) -> float:
+    if settings.choose == "both":
+        return float(probe["ra_pgd"] + probe["ra_tail_30"]) / 2
+    return float(probe[settings.choose])

@@ -1,0 +1,128 @@
+"""Evaluation: predictions on clean and on attacked images, and everything that follows from them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from doubly.attacks import PGD, evaluating
+from doubly.checks import check_logits
+from doubly.data import Images
+from doubly.errors import UsageError
+from doubly.evaluation.summary import summarise
+from doubly.losses import CrossEntropy
+from doubly.rundir import RunDir, read_json, write_json
+from doubly.runs import checkpoint
+from doubly.runs.build import chosen_device, load_splits
+from doubly.runs.config import Run
+from doubly.runs.own_model import OwnModel, fill
+from doubly.runs.saved_config import from_json, to_json
+from doubly.seeding import generator
+
+
+class Predictions(NamedTuple):
+    """Per sample, in the order of the images."""
+
+    clean: NDArray[np.int64]
+    pgd: NDArray[np.int64]
+    pgd_losses: NDArray[np.float64]
+
+
+def predictions(
+    model: nn.Module,
+    images: Images,
+    attack: PGD,
+    seed: int = 0,
+    chunk: int = 500,
+    done: Callable[[int], None] = lambda count: None,
+) -> Predictions:
+    """Attack every image once. The draws belong to the chunk, so `chunk` is part of the protocol."""
+    device = next((p.device for p in model.parameters()), images.x.device)
+    images = images.to(device)
+    found: list[tuple[torch.Tensor, ...]] = []
+    with evaluating(model):
+        for index, start in enumerate(range(0, len(images), chunk)):
+            x, y = images.pixels(slice(start, start + chunk)), images.y[start : start + chunk]
+            with torch.no_grad():
+                clean = model(x)
+            check_logits(clean, y)
+            delta = attack(model, x, y, generator(seed, 0, index, "evaluation"))
+            with torch.no_grad():
+                attacked = model(x + delta)
+            found.append((clean.argmax(1), attacked.argmax(1), CrossEntropy()(attacked, y)))
+            done(start + len(y))
+    clean_all, pgd_all, losses = (torch.cat(part).cpu().numpy() for part in zip(*found, strict=True))
+    return Predictions(clean_all, pgd_all, losses.astype(np.float64))
+
+
+def protocol(attack: PGD, seed: int, chunk: int, **more: Any) -> dict[str, Any]:
+    """What a number needs beside it."""
+    return {"attack": to_json(attack), "seed": seed, "chunk": chunk, **more}
+
+
+def evaluate(
+    model: nn.Module, images: Images, attack: PGD | None = None, *, seed: int = 0, chunk: int = 500, **more: Any
+) -> dict[str, Any]:
+    """The contents of evaluation.json for any network that takes images in [0,1] and returns logits."""
+    attack = attack or PGD(steps=20)
+    found = predictions(model, images, attack, seed, chunk)
+    return summarise(
+        images.y.cpu().numpy(), images.classes, found.clean, found.pgd, protocol(attack, seed, chunk, **more)
+    )
+
+
+def load_run(path: Path) -> Run:
+    """The configuration of a run directory."""
+    if not RunDir(path).config.is_file():
+        raise UsageError(f"{path} is no run directory: it has no config.json; give one that `doubly train` wrote")
+    run = from_json(read_json(RunDir(path).config))
+    if not isinstance(run, Run):
+        raise UsageError(f"{RunDir(path).config} does not describe a run")
+    return run
+
+
+def trained_weights(path: Path, which: str) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
+    """(state dict, info, where it stands) of a run's checkpoint; the averaged weights where the run kept an average."""
+    folder = RunDir(path).checkpoints
+    standing = checkpoint.find(folder, which)
+    if standing is None:
+        known = ", ".join(sorted(p.name for p in folder.glob("[!.]*"))) or "none"
+        raise UsageError(f"{path} has no checkpoint '{which}' (there are: {known}): train first, or choose another")
+    tensors, info = checkpoint.load(standing)
+    return tensors.get("average") or tensors["model"], info, standing
+
+
+def load_model(path: Path, which: str = "last", own: OwnModel | None = None) -> nn.Module:
+    """The trained network of a run directory."""
+    run = load_run(path)
+    tensors, info, standing = trained_weights(path, which)
+    channels = info["channels"]
+    # Mean and standard deviation are buffers of the network, and come with its weights.
+    model = (own or run.model).build(channels, len(info["classes"]), [0.0] * channels, [1.0] * channels)
+    fill(model, tensors, standing)
+    return model
+
+
+def evaluate_run(
+    path: Path,
+    which: str = "last",
+    own: OwnModel | None = None,
+    device: str = "auto",
+    done: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:
+    """Evaluate a run directory on its test images with its own protocol, and write evaluation.json and .npz into it."""
+    run, rundir = load_run(path), RunDir(path)
+    model = load_model(path, which, own).to(chosen_device(device))
+    test = load_splits(run).test
+    seed, chunk = 0, 500
+    found = predictions(model, test, run.probe.attack, seed, chunk, done)
+    about = protocol(run.probe.attack, seed, chunk, split="test", checkpoint=which, data_sha256=test.sha256())
+    y = test.y.cpu().numpy()
+    result = summarise(y, test.classes, found.clean, found.pgd, about)
+    np.savez(rundir.predictions, y=y, ids=test.ids.cpu().numpy(), **found._asdict())
+    write_json(rundir.evaluation, result)
+    return result

@@ -1,0 +1,131 @@
+"""A run in motion: all that changes while it trains, and all that a checkpoint must hold to go on to the same bits."""
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from doubly.checks import check_finite
+from doubly.data import Splits
+from doubly.errors import UsageError
+from doubly.runs.build import Prepared, build_model, chosen_device, faster_channels_last, prepare
+from doubly.runs.config import Run
+from doubly.runs.meter import Meter
+from doubly.runs.own_model import fill
+from doubly.types import State
+
+
+@dataclass
+class Training:
+    run: Run
+    model: nn.Module
+    images: Prepared
+    device: torch.device
+    optimizer: torch.optim.Optimizer
+    channels_last: bool
+    average: nn.Module | None  # exponential moving average of the model
+    state: State  # of the method
+    sampling: Tensor | None = None  # class probabilities of this epoch
+    meter: Meter = field(default_factory=Meter)
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0  # spent in this epoch
+    best: float | None = None  # highest score on the hold-out
+
+    @staticmethod
+    def begin(run: Run, splits: Splits, model: nn.Module | None) -> "Training":
+        device = chosen_device(run.device)
+        images = prepare(run, splits, device)
+        model = (model if model is not None else build_model(run, splits.train)).to(device)
+        channels_last = run.channels_last == "yes" or (
+            run.channels_last == "auto" and faster_channels_last(model, images.train, run.batch)
+        )
+        model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)  # type: ignore[call-overload]
+        settings = run.optimiser
+        free = [p for p in model.parameters() if p.requires_grad]
+        if not free:
+            raise UsageError("the model has no parameters to train: make some require a gradient")
+        optimizer = torch.optim.SGD(
+            free, lr=settings.lr.at(0.0), momentum=settings.momentum, weight_decay=settings.weight_decay
+        )
+        average = copy.deepcopy(model).requires_grad_(False) if run.average is not None else None
+        return Training(run, model, images, device, optimizer, channels_last, average, run.method.init())
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network that counts: the averaged one where there is one."""
+        return self.model if self.average is None else self.average
+
+    def autocast(self) -> AbstractContextManager[None]:
+        if self.run.precision == "bf16" and self.device.type == "cuda":
+            return torch.autocast("cuda", torch.bfloat16)
+        return nullcontext()
+
+    def check_gradients(self) -> None:
+        """Refuse to step on a gradient that is not finite; shorten one that is longer than allowed."""
+        limit = self.run.optimiser.clip
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf") if limit is None else limit)
+        if not torch.isfinite(norm):
+            for name, parameter in self.model.named_parameters():
+                if parameter.grad is not None:
+                    check_finite(parameter.grad, f"the gradient of {name}")
+            check_finite(norm, "the norm of the gradient")
+
+    def update_average(self) -> None:
+        if self.average is None or self.run.average is None:
+            return
+        with torch.no_grad():
+            for mean, value in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(value, 1 - self.run.average)
+            for kept, buffer in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                kept.copy_(buffer)
+
+    def snapshot(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """(tensors, info) for the checkpoint."""
+        kept = self.optimizer.state_dict()["state"]
+        state = {
+            **{f"method/{name}": value for name, value in self.state.items()},
+            **{f"meter/{name}": value for name, value in self.meter.collected().items()},
+            **{f"optimizer/{i}/{name}": v for i, part in kept.items() for name, v in part.items() if v is not None},
+        }
+        if self.sampling is not None:
+            state["sampling"] = self.sampling
+        tensors = {"model": dict(self.model.state_dict()), "state": state}
+        if self.average is not None:
+            tensors["average"] = dict(self.average.state_dict())
+        info = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.seconds,
+            "best": self.best,
+            "channels": self.images.train.x.shape[1],
+            "classes": list(self.images.train.classes),
+            "choices": {"channels_last": self.channels_last, "threads": torch.get_num_threads()},
+        }
+        return tensors, info
+
+    def restore(self, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], path: Path) -> None:
+        """Go back to a snapshot, with the choices that were made by measuring when it began."""
+        choices = info["choices"]
+        torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
+        self.channels_last = choices["channels_last"]
+        for network, group in ((self.model, "model"), (self.average, "average")):
+            if network is not None:
+                network.to(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
+                fill(network, tensors.get(group, {}), path)
+        parts: dict[str, State] = {"method": {}, "meter": {}, "optimizer": {}}
+        for name, value in tensors["state"].items():
+            group, _, rest = name.partition("/")
+            parts.setdefault(group, {})[rest] = value.to(self.device)
+        self.state, self.meter = parts["method"], Meter(parts["meter"])
+        self.sampling = tensors["state"].get("sampling")
+        optimizer = self.optimizer.state_dict()
+        for name, value in parts["optimizer"].items():
+            index, _, key = name.partition("/")
+            optimizer["state"].setdefault(int(index), {})[key] = value
+        self.optimizer.load_state_dict(optimizer)
+        self.epoch, self.step, self.seconds, self.best = (info[key] for key in ("epoch", "step", "seconds", "best"))

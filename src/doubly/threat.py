@@ -1,0 +1,55 @@
+"""What the attacker may do: the set of perturbations allowed around each image, cut to the image range [0,1]."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from doubly.bilevel.ball import BoxedBall
+from doubly.bilevel.box import Box
+from doubly.bilevel.inner import Constraint
+from doubly.errors import UsageError
+
+
+@runtime_checkable
+class Threat(Protocol):
+    def around(self, x: Tensor) -> Constraint: ...
+
+
+@dataclass(frozen=True)
+class LinfBall:
+    """|delta|_inf <= radius and x + delta in [0,1]; the paper's threat."""
+
+    radius: float = 8 / 255
+    """epsilon, a fraction of the image range"""
+    barrier: float = 1e-6
+    """c, strength of the log-barrier that DONE puts on this set (A6)"""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.radius <= 1:
+            raise UsageError(
+                f"epsilon must lie in (0, 1], got {self.radius:g}: images are in [0,1], so 8 grey levels are 8/255"
+            )
+        if not self.barrier > 0:
+            raise UsageError(f"the strength of the barrier must be positive, got {self.barrier:g}")
+
+    def around(self, x: Tensor) -> Box:
+        return Box((-x).clamp(min=-self.radius), (1 - x).clamp(max=self.radius), self.barrier)
+
+
+@dataclass(frozen=True)
+class L2Ball:
+    """|delta|_2 <= radius and x + delta in [0,1]. No barrier: for evaluation, and training without implicit term."""
+
+    radius: float = 0.5
+    """epsilon, a fraction of the image range"""
+
+    def __post_init__(self) -> None:
+        if not self.radius > 0:
+            raise UsageError(f"epsilon must be positive, got {self.radius:g}")
+
+    def around(self, x: Tensor) -> BoxedBall:
+        return BoxedBall(self.radius, Box(-x, 1 - x))
+
+
+THREATS: dict[str, type] = {"linf": LinfBall, "l2": L2Ball}

@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, confusion_matrix
+
+from doubly.errors import UsageError
+from doubly.evaluation.summary import distinct, summarise
+from doubly.rundir import read_json, write_json
+
+PROTOCOL = {"attack": "PGD", "steps": 20}
+
+
+def test_the_fields_against_scikit_learn(tmp_path):
+    generator = np.random.default_rng(0)
+    y, clean, pgd = generator.integers(0, 10, (3, 300))
+    names = [f"class {index}" for index in range(10)]
+    summary = summarise(y, names, clean, pgd, PROTOCOL)
+    recall = np.array([np.mean(pgd[y == c] == c) for c in range(10)])
+    order = np.argsort(recall, kind="stable")
+    assert summary["n"] == 300 and summary["protocol"] == PROTOCOL
+    assert summary["sa"] == accuracy_score(y, clean) and summary["ra_pgd"] == accuracy_score(y, pgd)
+    assert summary["ra_tail_30"] == pytest.approx(recall[order[:3]].mean())
+    assert summary["ra_tail_30_classes"] == [names[index] for index in order[:3]]
+    assert summary["worst_class"] == {"name": names[order[0]], "ra_pgd": pytest.approx(recall[order[0]])}
+    assert summary["confusion"]["pgd"] == confusion_matrix(y, pgd).tolist()
+    assert summary["confusion"]["clean"] == confusion_matrix(y, clean).tolist()
+    assert [entry["n"] for entry in summary["per_class"].values()] == np.bincount(y).tolist()
+    write_json(tmp_path / "evaluation.json", summary)
+    assert read_json(tmp_path / "evaluation.json") == summary
+
+
+def test_a_class_without_samples_is_null():
+    summary = summarise(np.array([0, 0]), ["a", "b"], np.array([0, 1]), np.array([1, 1]), PROTOCOL)
+    assert summary["per_class"]["b"] == {"n": 0, "sa": None, "ra_pgd": None}
+    assert summary["worst_class"]["name"] == "a"
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["a", "a", "a (1)"], ["", "", ""], ["x", "y"]])
+def test_names_become_distinct(names):
+    made = distinct(names)
+    assert len(set(made)) == len(names)
+    assert all(new.startswith(old) for new, old in zip(made, names, strict=True))
+
+
+def test_shared_names_keep_both_classes():
+    y = np.array([0, 1])
+    assert list(summarise(y, ["sign", "sign"], y, y, PROTOCOL)["per_class"]) == ["sign (0)", "sign (1)"]
+
+
+def test_no_images_is_said():
+    empty = np.array([], dtype=int)
+    with pytest.raises(UsageError):
+        summarise(empty, ["a"], empty, empty, PROTOCOL)

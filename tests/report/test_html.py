@@ -1,0 +1,69 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from doubly.errors import UsageError
+from doubly.report import write_report
+
+HOSTILE = "<script>alert(1)</script> $x_ & |"
+
+
+class Tags(HTMLParser):
+    """Counts the elements a browser would make, and keeps every address it might fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.addresses = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+
+def parsed(page):
+    tags = Tags()
+    tags.feed(page)
+    return tags
+
+
+def test_the_report_is_complete(make_run, tmp_path):
+    for name, robust in (("at", 0.4), ("done_pgd", 0.7)):
+        path = make_run(f"digits.imbalanced.{name}", robust=robust)
+    page = write_report([path.parent], tmp_path / "out")
+    assert page == tmp_path / "out" / "report.html"
+    text = page.read_text(encoding="utf-8")
+    for expected in ("up from", "PGD-20", "radius", "torch", "runs/with space&#39;", "prefers-color-scheme: dark"):
+        assert expected in text
+    names = {"digits.imbalanced-per_class", "digits.imbalanced-curves"}
+    files = {f"figures/{name}.{ending}" for name in names for ending in ("png", "svg")}
+    found = {str(p.relative_to(page.parent)) for p in page.parent.rglob("*") if p.is_file()}
+    assert found == files | {"report.html", "table.md", "table.csv", "table.tex"}
+
+
+def test_nothing_from_data_becomes_markup_and_nothing_is_fetched(make_run, tmp_path):
+    run = make_run(name=f"{HOSTILE}.at", classes=[HOSTILE, "b"], note=HOSTILE)
+    tags = parsed(write_report([run], tmp_path / "out").read_text(encoding="utf-8"))
+    assert tags.tags.count("script") == 1 and tags.tags.count("svg") == 2
+    assert all(address.startswith("#") for address in tags.addresses)
+
+
+def test_pictures_follow_the_text_colour_and_do_not_share_names(make_run, tmp_path):
+    text = write_report([make_run()], tmp_path / "out").read_text(encoding="utf-8")
+    assert "currentColor" in text and "#1c1d20" not in "".join(text.split("<svg")[1:])
+    first, second = (set(re.findall(r'<clipPath id="(\w+)"', svg)) for svg in text.split("<svg")[1:])
+    assert first and second and not first & second
+
+
+def test_each_protocol_gets_its_own_table(make_run, tmp_path):
+    runs = [make_run(), make_run(seed=1, protocol={"attack": "PGD", "steps": 50})]
+    page = write_report(runs, tmp_path / "out")
+    assert parsed(page.read_text(encoding="utf-8")).tags.count("table") == 2
+    assert "PGD-50" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert (tmp_path / "out" / "figures" / "digits.imbalanced-2-curves.png").is_file()
+
+
+def test_no_runs_write_nothing(tmp_path):
+    with pytest.raises(UsageError):
+        write_report([tmp_path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,38 @@
+import pytest
+
+from doubly.report.collect import collect, compare
+from doubly.report.summary import sentence
+from doubly.rundir import read_json, write_json
+
+
+def said(make_run, **tails):
+    """The sentence about methods with these tail accuracies, one per seed."""
+    for name, values in tails.items():
+        for seed, value in enumerate(values):
+            path = make_run(f"digits.{name}", seed=seed)
+            write_json(path / "evaluation.json", read_json(path / "evaluation.json") | {"ra_tail_30": value})
+    return sentence(compare(collect([path.parent]))[0])
+
+
+@pytest.mark.parametrize(
+    ("tails", "method", "expected"),
+    [
+        (
+            {"at": [0.29], "done_pgd": [0.41], "done_gd": [0.35]},
+            "DONE-PGD",
+            "41 % of attacks, up from 29 % with AT (one seed)",
+        ),
+        ({"at": [0.28, 0.3], "done_pgd": [0.4, 0.42]}, "DONE-PGD", "41 % of attacks, up from 29 % with AT"),
+        ({"at": [0.41], "done_pgd": [0.29]}, "DONE-PGD", "29 % of attacks, fewer than the 41 % with AT"),
+        ({"at": [0.3], "mail": [0.301]}, "MAIL", "30 % of attacks, not clearly different from the 30 % with AT"),
+        (
+            {"at": [0.2, 0.4], "mail": [0.25, 0.45]},
+            "MAIL",
+            "35 % of attacks, not clearly different from the 30 % with AT",
+        ),
+        ({"at": [0.3]}, "AT", "30 % of attacks"),
+        ({"trades": [0.3], "done_pgd": [0.5]}, "DONE-PGD", "50 % of attacks"),
+    ],
+)
+def test_it_claims_what_the_numbers_show(make_run, tails, method, expected):
+    assert said(make_run, **tails) == f"With {method} the weakest three of ten classes hold in {expected}."
