@@ -3,7 +3,9 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -70,20 +72,35 @@ def parsed(kind: type[T], arguments: Sequence[str], verb: str, default: T | None
         )
 
     settings: Any = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
-    with registry:
-        found: T = tyro.cli(kind, prog=f"doubly {verb}", args=arguments, default=default, config=settings)  # type: ignore[assignment]
-        return found
+    said = StringIO()
+    try:
+        with registry, redirect_stderr(said):
+            found: T = tyro.cli(kind, prog=f"doubly {verb}", args=arguments, default=default, config=settings)  # type: ignore[assignment]
+    except SystemExit as end:
+        problem: BaseException | None = end
+        while problem is not None and not isinstance(problem, UsageError):
+            problem = problem.__context__
+        if problem is not None:  # a value that a dataclass refuses: its sentence says enough
+            raise problem from None
+        sys.stderr.write(said.getvalue())
+        raise
+    return found
 
 
 def taken(arguments: list[str], flag: str) -> list[str]:
-    """Remove every `flag VALUE` from the arguments and return the values."""
-    values = []
-    while flag in arguments:
-        place = arguments.index(flag)
-        if place + 1 == len(arguments):
-            raise UsageError(f"{flag} needs a value")
-        values.append(arguments[place + 1])
-        del arguments[place : place + 2]
+    """Remove every `flag VALUE` and `flag=VALUE` from the arguments and return the values."""
+    values, kept, words = [], [], iter(arguments)
+    for word in words:
+        if word == flag:
+            value = next(words, None)
+            if value is None:
+                raise UsageError(f"{flag} needs a value")
+            values.append(value)
+        elif word.startswith(f"{flag}="):
+            values.append(word.removeprefix(f"{flag}="))
+        else:
+            kept.append(word)
+    arguments[:] = kept
     return values
 
 
@@ -182,27 +199,18 @@ def _read(path: Path) -> Any:
 
 def _changed(run: Any, changes: list[str]) -> Any:
     """--set PATH=JSON, or PATH=KIND for a part with its defaults."""
-    from doubly.runs.saved_config import KINDS, from_json, nearest, to_json
+    from doubly.runs.saved_config import KINDS, nearest, replaced
 
-    if not changes:
-        return run
-    tree = to_json(run)
     for change in changes:
         path, equals, text = change.partition("=")
-        *parents, last = path.split(".")
-        node = tree
-        for name in [*parents, last]:
-            if not isinstance(node, dict) or name not in node:
-                known = node if isinstance(node, dict) else {}
-                raise UsageError(f"--set {path}: there is no '{name}'{nearest(name, known)}")
-            parent, node = node, node[name]
         if not equals:
             raise UsageError(f"--set is written PATH=KIND or PATH=JSON, got '{change}'")
         try:
-            parent[last] = {"kind": text} if text in KINDS else json.loads(text)
+            value = text if text in KINDS else json.loads(text)
         except ValueError:
             raise UsageError(f"--set {path}: '{text}' is neither JSON nor a kind{nearest(text, KINDS)}") from None
-    return from_json(tree)
+        run = replaced(run, path, value)
+    return run
 
 
 # --- evaluate and export ---------------------------------------------------------------------------------------------
@@ -351,10 +359,93 @@ def report(arguments: list[str]) -> int:
     return 0
 
 
+def search(arguments: list[str]) -> int:
+    """Choose hyper-parameters on a hold-out: doubly search RECIPE [--trials 12] [--jobs 2] [--space FILE]."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Options:
+        """Try points of a grid on hold-outs of the training images; the test images take no part."""
+
+        recipe: Annotated[str, tyro.conf.Positional]
+        """recipe to begin from"""
+        output: Path | None = None
+        """folder for the trials; runs/search/RECIPE if not given"""
+        trials: int = 12
+        """points of the grid to try"""
+        splits: int = 2
+        """hold-outs to average over"""
+        jobs: int = 2
+        """processes, each with its share of the cores"""
+        space: Path | None = None
+        """JSON object from dotted field to a list of values; learning rate, epochs and weight decay if not given"""
+
+    options = parsed(Options, arguments, "search")
+    from doubly.recipes import recipe
+    from doubly.rundir import write_json
+    from doubly.runs.saved_config import to_json
+    from doubly.runs.search import Search, default_space, search_all, with_changes
+
+    base = recipe(options.recipe)
+    output = options.output or Path("runs") / "search" / options.recipe
+    space = default_space(base) if options.space is None else _read(options.space)
+    if not isinstance(space, dict) or not all(isinstance(values, list) and values for values in space.values()):
+        raise UsageError(f'{options.space} must map dotted fields to lists of values, as {{"epochs": [40, 60]}}')
+    (found,) = search_all([Search(base, space, output, options.trials, options.splits)], options.jobs, OUT)
+    table = Table("score", "RA-PGD", "RA-Tail-30", "SA", *space, title=f"{options.recipe}: hold-out, best first")
+    for row in sorted(found["trials"], key=lambda row: -row["score"]):
+        holdouts = [part for part in row["holdouts"] if part]
+        means = [_percent(sum(p[k] for p in holdouts) / len(holdouts)) if holdouts else "failed" for k in _MEASURES]
+        table.add_row(_percent(row["score"]), *means, *(str(value) for value in row["changes"].values()))
+    OUT.print(table)
+    write_json(output / "winner.json", to_json(with_changes(base, found["winner"])))
+    OUT.print(f"now: doubly train --config {output / 'winner.json'}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+_MEASURES = ("ra_pgd", "ra_tail_30", "sa")
+
+
+def reproduce(arguments: list[str]) -> int:
+    """Run a whole study and its report: doubly reproduce demo|digits [--jobs 2]."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Options:
+        """Plan the runs, skip what is done, resume what was cut, and end in tables and a page."""
+
+        study: Annotated[Literal["demo", "digits"], tyro.conf.Positional]
+        """demo: AT and DONE on imbalanced digits in minutes; digits: search, five folds, ablation, an hour"""
+        output: Path | None = None
+        """folder for the runs; runs/STUDY if not given"""
+        jobs: int = 2
+        """processes, each with its share of the cores"""
+        seeds: int = 2
+        """seeds per method, for the demo"""
+
+    options = parsed(Options, arguments, "reproduce")
+    output = options.output or Path("runs") / options.study
+    if options.study == "demo":
+        from doubly.recipes.demo import demo
+
+        page = demo(output, options.jobs, options.seeds, OUT)
+    else:
+        from doubly.recipes.digits_study import study
+        from doubly.report.study import study_markdown
+
+        page = output / "results.md"
+        text = study_markdown(study(output, options.jobs, OUT))
+        page.write_text(text, encoding="utf-8")
+    OUT.print(f"runs: {output}\npage: {page}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "evaluate": evaluate,
     "report": report,
+    "search": search,
+    "reproduce": reproduce,
     "export": export,
     "list": listing,
     "doctor": doctor,

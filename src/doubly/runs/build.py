@@ -7,14 +7,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from doubly.attacks import parameters_frozen
+from doubly.attacks import attacked
 from doubly.data import Images, Splits
 from doubly.data.holdout import holdout, probe
 from doubly.errors import UsageError
 from doubly.runs.config import Run
 from doubly.seeding import derived_seed, global_generators
-
-SPLIT_SEED = 0  # of hold-out and probe: the same images for every seed and method
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,10 @@ def prepare(run: Run, splits: Splits, device: torch.device) -> Prepared:
     """Hold out, thin out, and pick the probe."""
     train, measured = splits.train, splits.test
     if run.data.holdout > 0:
-        kept, held = holdout(train.y, run.data.holdout, SPLIT_SEED)
+        kept, held = holdout(train.y, run.data.holdout, run.data.split)
         train, measured = train.subset(kept), train.subset(held)
     train = train.subset(run.data.imbalance.keep(train.y, len(train.classes)))
-    measured = measured.subset(probe(measured.y, run.probe.size, SPLIT_SEED))
+    measured = measured.subset(probe(measured.y, run.probe.size, run.data.split))
     return Prepared(train.to(device), measured.to(device), run.data.holdout > 0)
 
 
@@ -72,7 +70,7 @@ def faster_channels_last(model: nn.Module, images: Images, batch: int, repeats: 
         model.to(memory_format=layout)  # type: ignore[call-overload]
         point = x.contiguous(memory_format=layout).requires_grad_()
         begun = time.perf_counter()
-        with parameters_frozen(model):
+        with attacked(model, "eval"):
             torch.autograd.grad(model(point).sum(), point)[0].sum().item()
         seconds[layout] = min(seconds[layout], time.perf_counter() - begun)
     return seconds[torch.channels_last] < seconds[torch.contiguous_format]

@@ -48,11 +48,13 @@ def save(folder: Path, name: str, tensors: dict[str, dict[str, Tensor]], info: d
 
 def find(folder: Path, name: str) -> Path | None:
     """The checkpoint that stands: the named one, or the one before if the process died between two renames."""
-    return next((p for p in (folder / name, folder / f".{name}.previous") if (p / "state.json").exists()), None)
+    return next((p for p in (folder / name, folder / f".{name}.previous") if p.is_dir()), None)
 
 
 def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """(tensors by group, info), checked against their checksums."""
+    if not (path / "state.json").is_file():
+        raise UsageError(f"checkpoint {path} is damaged (state.json is missing): delete it to begin again")
     info = read_json(path / "state.json")
     if not isinstance(info, dict) or not isinstance(info.get("checksums"), dict):
         raise UsageError(f"{path} is no checkpoint of doubly: its state.json lacks the checksums")

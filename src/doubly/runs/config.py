@@ -22,6 +22,8 @@ class Data:
     """which training images are kept; the test images never change"""
     holdout: float = 0.0
     """share of the training images held out, class by class and before any imbalance, to choose by; 0 trains on all"""
+    split: int = 0
+    """which images are held out; the same for every seed and method"""
     augment: Augmentation = field(default_factory=Unchanged)
     """random changes of each batch"""
     root: str | None = None
@@ -45,6 +47,14 @@ class SGD:
     clip: float | None = None
     """largest norm of the gradient; none leaves it as it is"""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1 or not self.weight_decay >= 0:
+            raise UsageError(
+                f"momentum lies in [0, 1) and weight_decay is not negative, got {self.momentum} and {self.weight_decay}"
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise UsageError(f"clip is a length above 0, or none for no clipping, got {self.clip}")
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -61,6 +71,10 @@ class Probe:
     """the attack that is reported (A23), also by `doubly evaluate`"""
     choose: Literal["ra_pgd", "ra_tail_30", "both"] = "both"
     """what makes an epoch the best on the hold-out; both is their mean"""
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.size < 1:
+            raise UsageError(f"the probe's every and size must be at least 1, got {self.every} and {self.size}")
 
 
 @dataclass(frozen=True)

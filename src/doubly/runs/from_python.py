@@ -3,17 +3,14 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
-from doubly.data import Augmentation, Balanced, Images, Imbalance, Splits, Unchanged
-from doubly.data.images import MapDataset
+from doubly.data import Augmentation, Balanced, Imbalance, Splits, Unchanged
 from doubly.rundir import RunDir, read_metrics
 from doubly.runs.config import Data, Run
 from doubly.runs.loop import Unwatched, train_run
-from doubly.runs.own_model import GivenData, GivenModel
+from doubly.runs.own_model import AnyImages, GivenData, GivenModel, as_images
 from doubly.types import Method
-
-AnyImages = Images | tuple[Tensor, Tensor] | MapDataset
 
 
 class Trained(NamedTuple):
@@ -28,14 +25,6 @@ class _Recorder(Unwatched):
 
     def row(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-
-
-def as_images(data: AnyImages) -> Images:
-    if isinstance(data, Images):
-        return data
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
-        return Images.of(*data)
-    return Images.from_dataset(data)
 
 
 def train(
@@ -59,7 +48,10 @@ def train(
     held = holdout if holdout is not None else (0.1 if test is None else 0.0)
     splits = Splits(images, images if test is None else as_images(test))
     run = Run(
-        Data(GivenData(), imbalance or Balanced(), held, augment or Unchanged()), GivenModel(), method, **settings
+        Data(GivenData(), imbalance or Balanced(), held, augment=augment or Unchanged()),
+        GivenModel(),
+        method,
+        **settings,
     )
     recorder = _Recorder()
     path = None if output is None else Path(output)

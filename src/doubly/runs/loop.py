@@ -13,12 +13,12 @@ from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import batches, steps_per_epoch
 from doubly.errors import NonFiniteError, UsageError
-from doubly.rundir import RunDir, append_metrics, lock, read_json, truncate_metrics, write_json
+from doubly.rundir import RunDir, append_metrics, lock, truncate_metrics, write_json
 from doubly.runs import checkpoint
 from doubly.runs.build import load_splits
 from doubly.runs.config import Probe, Run
 from doubly.runs.environment import environment
-from doubly.runs.measure import evaluate
+from doubly.runs.measure import evaluate, load_run
 from doubly.runs.meter import Meter
 from doubly.runs.saved_config import difference, to_json
 from doubly.runs.training import Training
@@ -74,14 +74,14 @@ def train_run(
 
 
 def _claim(run: Run, rundir: RunDir, resume: bool) -> None:
-    """Make the directory this run's, or make sure that it already is."""
+    """Make sure that the directory is free for this run, or already holds it."""
     config, free_to_change = to_json(run), ("device", "save_seconds")
     if rundir.config.exists():
         if not resume:
             raise UsageError(
                 f"{rundir.path} already holds a run: add --resume to continue it, or choose another --output"
             )
-        saved = read_json(rundir.config)
+        saved = to_json(load_run(rundir.path))
         for tree in (saved, config):
             for name in free_to_change:
                 tree.pop(name, None)
@@ -95,29 +95,44 @@ def _claim(run: Run, rundir: RunDir, resume: bool) -> None:
     strangers = [p.name for p in rundir.path.iterdir() if p.name != ".lock"]
     if strangers:
         raise UsageError(f"{rundir.path} is not empty ({strangers[0]}): choose another --output")
-    write_json(rundir.config, config)
 
 
 def _continue(training: Training, rundir: RunDir, watch: Watch) -> None:
-    """Go on from the checkpoint, if one stands, and bring the metrics back to it."""
+    """Go on from the checkpoint, if one stands, and bring the metrics back to it; else the directory is now ours."""
     standing = checkpoint.find(rundir.checkpoints, "last")
     if standing is not None:
         training.restore(*checkpoint.load(standing), standing)
         watch.say(f"continuing at epoch {training.epoch}, step {training.step}")
     truncate_metrics(rundir.metrics, training.epoch)
+    if not rundir.config.exists():
+        write_json(rundir.config, to_json(training.run))
     if not rundir.environment.exists():
         write_json(rundir.environment, environment(training.device))
 
 
 def _train(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
+    """The epochs that are left; where a number is not finite, the error says when."""
+    try:
+        return _epochs(t, rundir, watch, stop)
+    except NonFiniteError as problem:
+        standing = checkpoint.find(rundir.checkpoints, "last") if rundir else None
+        kept = f"; the last good checkpoint is {standing}" if standing else ""
+        raise NonFiniteError(f"epoch {t.epoch}, step {t.step}: {problem}{kept}") from None
+
+
+def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
     run, saved = t.run, time.monotonic()
     steps = steps_per_epoch(len(t.images.train), run.batch)
 
     def save(name: str = "last") -> None:
         nonlocal saved
         if rundir is not None and parallel.world()[0] == 0:
+            t.check_weights()
             checkpoint.save(rundir.checkpoints, name, *t.snapshot())
-            saved = time.monotonic()
+            saved = time.monotonic() if name == "last" else saved
+
+    def progress(step: int) -> float:
+        return (t.epoch + step / steps) / run.epochs
 
     while t.epoch < run.epochs:
         begun = time.perf_counter() - t.seconds
@@ -134,22 +149,19 @@ def _train(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], 
             start=t.step,
             channels_last=t.channels_last,
         ):
-            moment = Moment(t.epoch, t.step, (t.epoch + t.step / steps) / run.epochs, run.seed)
-            try:
-                _step(t, batch, moment)
-            except NonFiniteError as problem:
-                kept = f"; the last good checkpoint is in {rundir.checkpoints}" if rundir else ""
-                raise NonFiniteError(f"epoch {t.epoch}, step {t.step}: {problem}{kept}") from None
+            _step(t, batch, Moment(t.epoch, t.step, progress(t.step), run.seed))
             t.step += 1
             t.seconds = time.perf_counter() - begun
             watch.step(t.epoch, t.step, steps)
             if stop():
                 save()
                 raise Interrupted(f"stopped at epoch {t.epoch}, step {t.step}")
+            if time.monotonic() - saved > run.save_seconds:
+                save()
         row: dict[str, Any] = {
             "epoch": t.epoch,
             **t.meter.row(),
-            "lr": run.optimiser.lr.at(moment.progress),
+            "lr": run.optimiser.lr.at(progress(steps - 1)),
             "seconds": t.seconds,
         }
         if "r" in t.state:

@@ -1,6 +1,7 @@
 """Evaluation: predictions on clean and on attacked images, and everything that follows from them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,9 @@ from doubly.rundir import RunDir, read_json, write_json
 from doubly.runs import checkpoint
 from doubly.runs.build import chosen_device, load_splits
 from doubly.runs.config import Run
-from doubly.runs.own_model import OwnModel, fill
+from doubly.runs.own_model import AnyImages, OwnModel, as_images, fill
 from doubly.runs.saved_config import from_json, to_json
-from doubly.seeding import generator
+from doubly.seeding import generator, global_generators
 
 
 class Predictions(NamedTuple):
@@ -65,10 +66,10 @@ def protocol(attack: PGD, seed: int, chunk: int, **more: Any) -> dict[str, Any]:
 
 
 def evaluate(
-    model: nn.Module, images: Images, attack: PGD | None = None, *, seed: int = 0, chunk: int = 500, **more: Any
+    model: nn.Module, data: AnyImages, attack: PGD | None = None, *, seed: int = 0, chunk: int = 500, **more: Any
 ) -> dict[str, Any]:
     """The contents of evaluation.json for any network that takes images in [0,1] and returns logits."""
-    attack = attack or PGD(steps=20)
+    images, attack = as_images(data), attack or PGD(steps=20)
     found = predictions(model, images, attack, seed, chunk)
     return summarise(
         images.y.cpu().numpy(), images.classes, found.clean, found.pgd, protocol(attack, seed, chunk, **more)
@@ -101,8 +102,12 @@ def load_model(path: Path, which: str = "last", own: OwnModel | None = None) -> 
     run = load_run(path)
     tensors, info, standing = trained_weights(path, which)
     channels = info["channels"]
+    source = own or run.model
+    if isinstance(source, OwnModel):
+        source = replace(source, weights=None)  # those it began from may be gone
     # Mean and standard deviation are buffers of the network, and come with its weights.
-    model = (own or run.model).build(channels, len(info["classes"]), [0.0] * channels, [1.0] * channels)
+    with global_generators(0):
+        model = source.build(channels, len(info["classes"]), [0.0] * channels, [1.0] * channels)
     fill(model, tensors, standing)
     return model
 

@@ -6,13 +6,28 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from doubly.data import Splits
+from doubly.data import Images, Splits
+from doubly.data.images import MapDataset
 from doubly.errors import UsageError
+
+AnyImages = Images | tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | MapDataset
+
+
+def as_images(data: AnyImages) -> Images:
+    """Images as they are, a pair of tensors or arrays, or a map-style dataset."""
+    if isinstance(data, Images):
+        return data
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | np.ndarray):
+        return Images.of(*data)
+    return Images.from_dataset(data)
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """load_state_dict with a sentence instead of a page."""
     expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    found = {name.removeprefix("module.").removeprefix("_orig_mod."): t for name, t in tensors.items()}
+    found = tensors
+    if set(tensors) != set(expected):  # perhaps saved from inside DataParallel or torch.compile
+        found = {name.removeprefix("module.").removeprefix("_orig_mod."): t for name, t in tensors.items()}
     for name in [*expected, *found]:
         ours, theirs = expected.get(name), tuple(found[name].shape) if name in found else None
         if ours != theirs:

@@ -84,7 +84,9 @@ def from_json(value: Any, where: str = "config") -> Any:
 def nearest(word: str, valid: Any) -> str:
     """', did you mean …?' or the list of what is valid."""
     close = difflib.get_close_matches(word, list(valid), 1, 0.5)
-    return f": did you mean '{close[0]}'?" if close else f": valid are {', '.join(sorted(valid))}"
+    if close:
+        return f": did you mean '{close[0]}'?"
+    return f": valid are {', '.join(sorted(valid))}" if valid else ""
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
@@ -114,6 +116,21 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     if not isinstance(node, hint):
         raise UsageError(f"{where} must be a {hint.__name__}, but {value['kind']} is none")
     return node
+
+
+def replaced(node: Any, path: str, value: Any) -> Any:
+    """The tree with the part at the dotted path replaced; `value` is JSON, or a kind for a part with its defaults."""
+    tree = to_json(node)
+    parent, *names = tree, *path.split(".")
+    for place, name in enumerate(names):
+        if not isinstance(parent, dict) or name not in parent or name == "kind":
+            known = [key for key in parent if key != "kind"] if isinstance(parent, dict) else []
+            where = ".".join(names[:place]) or "the run"
+            raise UsageError(f"'{path}': {where} has no '{name}'{nearest(name, known)}")
+        if place < len(names) - 1:
+            parent = parent[name]
+    parent[names[-1]] = {"kind": value} if isinstance(value, str) and value in KINDS else value
+    return from_json(tree)
 
 
 def difference(a: Any, b: Any, where: str = "") -> str | None:

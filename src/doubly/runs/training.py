@@ -67,13 +67,19 @@ class Training:
 
     def check_gradients(self) -> None:
         """Refuse to step on a gradient that is not finite; shorten one that is longer than allowed."""
-        limit = self.run.optimiser.clip
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf") if limit is None else limit)
+        named = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        norm = torch.nn.utils.get_total_norm(list(named.values()))
         if not torch.isfinite(norm):
-            for name, parameter in self.model.named_parameters():
-                if parameter.grad is not None:
-                    check_finite(parameter.grad, f"the gradient of {name}")
+            for name, gradient in named.items():
+                check_finite(gradient, f"the gradient of {name}")
             check_finite(norm, "the norm of the gradient")
+        if self.run.optimiser.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.run.optimiser.clip, norm)
+
+    def check_weights(self) -> None:
+        """No checkpoint holds weights that are not finite, so the last one is always a good one."""
+        for name, tensor in self.model.state_dict().items():
+            check_finite(tensor, f"the model's {name}")
 
     def update_average(self) -> None:
         if self.average is None or self.run.average is None:

@@ -1,0 +1,36 @@
+"""Somebody's own PyTorch loop. Three lines put DONE into it, and the loss it steps on is then DONE's."""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from doubly import DONE, PGD, Batch, LinfBall, Moment, evaluate
+
+torch.manual_seed(0)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images / 16).float().reshape(-1, 1, 8, 8), torch.tensor(labels)
+train = TensorDataset(x[:1400], y[:1400], torch.arange(1400))
+loader = DataLoader(train, batch_size=128, shuffle=True)
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+optimizer = torch.optim.Adam(model.parameters())
+epochs = 30
+
+method = DONE(PGD(LinfBall(0.1)), cap=5.0)  # line one: the method, a value without memory
+state = method.init()  # line two: its memory, which it hands back with every batch
+for epoch in range(epochs):
+    for step, (images, labels, ids) in enumerate(loader):
+        progress = (epoch + step / len(loader)) / epochs
+        for group in optimizer.param_groups:
+            group["lr"] = 5e-3 * (1 - progress)
+        # line three, where `loss = cross_entropy(model(images), labels)` stood:
+        objective = method.objective(model, Batch(images, labels, ids), state, Moment(epoch, step, progress))
+        loss, state = objective.scalar, objective.state
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if epoch % 10 == 9:
+        print(f"epoch {epoch + 1}: loss {objective.losses.mean():.3f}, largest weight {objective.weights.max():.2f}")
+
+result = evaluate(model, (x[1400:], y[1400:]), PGD(LinfBall(0.1), steps=20))
+print(f"accuracy {result['sa']:.1%}, under attack {result['ra_pgd']:.1%}, weakest classes {result['ra_tail_30']:.1%}")

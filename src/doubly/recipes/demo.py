@@ -1,0 +1,29 @@
+"""What `make demo` shows: AT and the three DONEs on imbalanced digits, the same seeds, one table, one page."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from doubly.errors import UsageError
+from doubly.recipes.digits import digits
+from doubly.report import collect, compare, tables, write_report
+from doubly.runs.pool import Job, run_jobs
+
+METHODS = ("at", "done_pgd", "done_gd", "done_adam")
+
+
+def demo(output: Path, processes: int, seeds: int, console: Console) -> Path:
+    """Train, evaluate, print the table; returns the page."""
+    jobs = [
+        Job(replace(digits(method, imbalanced=True), seed=seed), output / f"{method}-s{seed}")
+        for method in METHODS
+        for seed in range(seeds)
+    ]
+    failures = run_jobs(jobs, processes, console)
+    if failures:
+        raise UsageError("; ".join(f"{path}: {problem}" for path, problem in failures.items()))
+    runs = [job.output for job in jobs]
+    for comparison in compare(collect(runs)):
+        console.print(tables.terminal(tables.table(comparison)))
+    return write_report(runs, output)

@@ -1,0 +1,93 @@
+"""The digits study as Markdown: a table per comparison, the paired differences, and what the searches chose."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from doubly.report.protocol import describe
+
+TITLES = {
+    "imbalanced": "Imbalanced digits (classes 0–4 keep a fifth), each method at the numbers its search chose",
+    "balanced": "Balanced digits, each method at the numbers its search chose",
+    "short": "Short budget on imbalanced digits: {short_epochs} epochs at the recipe's numbers",
+    "ablation": "Ablation on imbalanced digits, all at the numbers chosen for DONE-PGD",
+}
+
+
+def study_markdown(results: Mapping[str, Any]) -> str:
+    parts = []
+    for name, title in TITLES.items():
+        rows = [row for row in results["rows"] if row["table"] == name]
+        differences = [d for d in results["differences"] if d["table"] == name]
+        parts.append(f"### {title.format(**results)}\n\n{_table(rows)}\n\n{_caption(rows, results)}\n")
+        parts.append(f"Difference to `{rows[0]['label']}`, with 95 % intervals:\n\n{_differences(differences)}\n")
+    parts.append(f"### What the searches chose\n\n{_searches(results['searches'])}\n")
+    return "\n".join(parts)
+
+
+def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+
+
+def _spread(values: Sequence[float], factor: float = 100) -> str:
+    return f"{factor * statistics.mean(values):.1f} ± {factor * statistics.stdev(values):.1f}"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = ("method", "SA", "RA-PGD", "RA-Tail-30", "tail of all images", "worst class", "seconds")
+    found = []
+    for row in rows:
+        if row["failed"]:
+            found.append((row["label"], f"failed in {len(row['failed'])} folds: {row['failed'][0]}", *[""] * 5))
+            continue
+        folds = row["per_fold"]
+        accuracies = [_spread(folds[key]) for key in ("sa", "ra_pgd", "ra_tail_30")]
+        pooled = f"{100 * row['pooled_tail']:.1f}"
+        found.append(
+            (
+                row["label"],
+                *accuracies,
+                pooled,
+                _spread(row["worst_per_fold"]),
+                f"{statistics.mean(row['seconds']):.0f}",
+            )
+        )
+    return _lines(header, found)
+
+
+def _caption(rows: Sequence[Mapping[str, Any]], results: Mapping[str, Any]) -> str:
+    measured = next(row for row in rows if not row["failed"])
+    return (
+        f"Percent, mean ± sd over {results['folds']} stratified folds (seed = fold), n = {measured['n']} in all; "
+        f"{describe(measured['protocol'])}. *Tail of all images* pools the folds before the weakest three classes are "
+        "picked: a fold has 36 images per class, and picking the lowest of noisy classes biases its tail downwards."
+    )
+
+
+def _differences(rows: Sequence[Mapping[str, Any]]) -> str:
+    labels = dict.fromkeys(row["label"] for row in rows)
+    metrics = dict.fromkeys(row["metric"] for row in rows)
+    cells = {
+        (row["label"], row["metric"]): f"{100 * row['value']:+.1f} [{100 * row['low']:+.1f}, {100 * row['high']:+.1f}]"
+        for row in rows
+    }
+    return _lines(["", *metrics], [[label, *[cells[label, metric] for metric in metrics]] for label in labels])
+
+
+def _searches(searches: Sequence[Mapping[str, Any]]) -> str:
+    def changes(chosen: Mapping[str, Any]) -> str:
+        return ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in chosen.items())
+
+    return _lines(
+        ("recipe", "trials", "chosen", "score on the hold-outs (mean of RA-PGD and RA-Tail-30)"),
+        [
+            (
+                f"`{s['recipe']}`",
+                str(len(s["trials"])),
+                changes(s["winner"]),
+                f"{100 * max(t['score'] for t in s['trials']):.1f} (median trial "
+                f"{100 * statistics.median(t['score'] for t in s['trials']):.1f})",
+            )
+            for s in searches
+        ],
+    )

@@ -1,0 +1,130 @@
+import pytest
+import torch
+
+from doubly.bilevel import (
+    STEP_RULES,
+    AdamStep,
+    BarrierStep,
+    Box,
+    BoxedBall,
+    GradientStep,
+    SignStep,
+    StepRule,
+    projected_descent,
+)
+
+EPS = 8 / 255
+ALPHA = 1250 / 255
+
+
+def symmetric(shape, strength=1e-6, eps=EPS, dtype=torch.float64):
+    return Box(torch.full(shape, -eps, dtype=dtype), torch.full(shape, eps, dtype=dtype), strength)
+
+
+def test_every_rule_is_listed_and_is_a_rule():
+    assert set(STEP_RULES.values()) == {GradientStep, SignStep, AdamStep, BarrierStep}
+    assert all(isinstance(rule(), StepRule) for rule in STEP_RULES.values())
+
+
+def test_gradient_and_sign_steps():
+    gradient = torch.tensor([[2.0, -4.0, 0.0]])
+    box, delta = symmetric((1, 3)), torch.zeros(1, 3)
+    assert torch.equal(GradientStep(0.5).step(gradient, delta, box, {})[0], torch.tensor([[-1.0, 2.0, 0.0]]))
+    assert torch.equal(SignStep(0.25).step(gradient, delta, box, {})[0], torch.tensor([[-0.25, 0.25, 0.0]]))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+def test_adam_step_is_adam_of_torch(dtype, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randn(3, 4, generator=generator).to(dtype)
+    scale = torch.logspace(-4, 2, 12).view(3, 4).to(dtype)
+
+    def inner(delta):
+        return (scale * (delta - target).abs().pow(1.5)).sum(1)
+
+    rule = AdamStep(size=0.03, decay=0.8, decay_squares=0.99, floor=1e-6)
+    point = torch.zeros(3, 4, dtype=dtype, requires_grad=True)
+    optimizer = torch.optim.Adam([point], lr=0.03, betas=(0.8, 0.99), eps=1e-6)
+    room = symmetric((3, 4), eps=100.0, dtype=dtype)
+    for steps in range(1, 13):
+        optimizer.zero_grad()
+        inner(point).sum().backward()
+        optimizer.step()
+        found = projected_descent(inner, torch.zeros(3, 4, dtype=dtype), room, rule, steps)
+        assert torch.allclose(found, point.detach(), rtol=tolerance, atol=tolerance)
+
+
+def test_the_first_adam_step_is_a_sign_step():
+    gradient = torch.tensor([[2.0, -4.0, 1e-3]], dtype=torch.float64)
+    rule, delta = AdamStep(0.25), torch.zeros(1, 3, dtype=torch.float64)
+    increment, _ = rule.step(gradient, delta, symmetric((1, 3)), rule.init(delta))
+    assert torch.allclose(increment, -0.25 * gradient.sign(), rtol=2e-5)
+
+
+def test_barrier_step_is_the_explicit_step_divided_by_its_curvature():
+    box = symmetric((1, 200), strength=1e-5)
+    delta = box.shrunk(0.01).sample(torch.Generator().manual_seed(0))
+    gradient = 1e-2 * torch.randn(1, 200, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    s1, s2 = box.upper - delta, delta - box.lower
+    by_hand = -(gradient + 1e-5 * (1 / s1 - 1 / s2)) / (1 / ALPHA + 1e-5 * (1 / s1**2 + 1 / s2**2))
+    found, _ = BarrierStep(ALPHA, margin=0).step(gradient, delta, box, {})
+    assert torch.allclose(found, box.project(delta + by_hand) - delta, rtol=1e-9, atol=1e-15)
+
+
+def test_barrier_step_rests_where_the_explicit_gradient_of_the_barrier_vanishes():
+    box = symmetric((1, 3), strength=1e-5)
+    gradient = torch.tensor([[1.6e-3, -1e-2, 1e-4]], dtype=torch.float64)
+    found = projected_descent(lambda d: (gradient * d).sum(1), 0 * gradient, box, BarrierStep(ALPHA), 3000)
+    # g + c (1/(e-d) - 1/(e+d)) = 0, that is g (e^2 - d^2) + 2 c d = 0
+    root = (1e-5 - (1e-5**2 + gradient**2 * EPS**2).sqrt()) / gradient
+    assert torch.allclose(found, root, rtol=1e-6)
+    increment, _ = BarrierStep(ALPHA).step(gradient, root, box, {})
+    assert increment.abs().max() < 1e-12
+
+
+# methods.md 2.6: c, g, then mean delta/eps along +g and share on the wrong side after ten steps
+TABLE = [
+    (1e-5, 1.6e-3, 0.813, 0.0),
+    (1e-5, 1e-2, 0.969, 0.0),
+    (1e-6, 1e-3, 0.912, 0.0),
+    (1e-6, 1.6e-3, 0.982, 0.0),
+    (1e-6, 1e-2, 0.997, 0.0),
+    (1e-6, 1e-5, 0.012, 0.49),
+]
+
+
+@pytest.mark.parametrize(("c", "g", "mean", "wrong"), TABLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_barrier_step_reproduces_the_table_of_the_fact_sheet(c, g, mean, wrong, dtype):
+    box = symmetric((1, 20_000), strength=c, dtype=dtype)
+    start = box.sample(torch.Generator().manual_seed(0))
+    delta = projected_descent(lambda d: -g * d.sum(1), start, box, BarrierStep(ALPHA), 10)
+    assert delta.mean().item() / EPS == pytest.approx(mean, abs=0.01)
+    assert (delta < 0).double().mean().item() == pytest.approx(wrong, abs=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e6, 1e20])
+def test_barrier_step_never_leaves_the_box_and_stays_finite(scale, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(4, 100, generator=generator).to(dtype)
+    x[:, :10], x[:, 10:20] = 0, 1  # one-sided boxes, whose zero lies on a face
+    box = Box((-x).clamp(min=-EPS), (1 - x).clamp(max=EPS), 1e-6)
+    box.upper[:, 20:30] = box.lower[:, 20:30]  # boxes without width
+    gradient = scale * torch.randn(4, 100, generator=generator).to(dtype)
+    for start in (box.lower, box.upper, torch.zeros_like(x), box.sample(generator)):
+        for steps in (1, 2, 10):
+            delta = projected_descent(lambda d: (gradient * d).sum(1), start, box, BarrierStep(ALPHA), steps)
+            assert delta.isfinite().all()
+            assert (delta >= box.lower).all() and (delta <= box.upper).all()
+
+
+def test_barrier_step_keeps_its_margin_free():
+    box = symmetric((1, 50))
+    delta = projected_descent(lambda d: -1e3 * d.sum(1), box.upper, box, BarrierStep(ALPHA, margin=0.01), 3)
+    assert torch.allclose(delta, box.upper * 0.98)
+
+
+def test_barrier_step_wants_a_box():
+    with pytest.raises(TypeError, match="Box"):
+        BarrierStep().step(torch.zeros(1, 2), torch.zeros(1, 2), BoxedBall(1.0, symmetric((1, 2))), {})
