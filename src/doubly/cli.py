@@ -125,6 +125,8 @@ def train(arguments: list[str]) -> int:
     if options.threads is not None:
         import torch
 
+        if options.threads < 1:
+            raise UsageError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     run = options.run
     with stop_on_signals() as request, shown(run.epochs, OUT) as watch:
@@ -174,6 +176,8 @@ def _train_options(arguments: list[str]) -> tuple[Any, Path]:
             raise UsageError("give a recipe or --config FILE, not both")
     elif configs:
         base = from_json(_read(Path(configs[-1])), "config")
+        if not isinstance(base, Run):
+            raise UsageError(f"{configs[-1]} does not describe a run: give the config.json of a run directory")
     elif "--resume" in words and (place := taken(list(words), "--output")):
         base = load_run(Path(place[-1]))
     else:

@@ -25,7 +25,11 @@ def test_projection_is_the_nearest_point_and_idempotent():
     far = 3 * torch.randn(box.lower.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     near = box.project(far)
     for point, low, high, found in zip(
-        far.flatten().tolist(), box.lower.flatten().tolist(), box.upper.flatten().tolist(), near.flatten().tolist()
+        far.flatten().tolist(),
+        box.lower.flatten().tolist(),
+        box.upper.flatten().tolist(),
+        near.flatten().tolist(),
+        strict=True,
     ):
         assert found == min(max(point, low), high)
     assert torch.equal(box.project(near), near)
@@ -92,9 +96,9 @@ def test_inverse_curvature_has_the_values_of_the_fact_sheet():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("damping", [0.0, 10.0])
 def test_inverse_curvature_is_zero_on_the_faces_beyond_them_and_in_boxes_without_width(damping, dtype):
-    lower = torch.tensor([[-EPS, -EPS, -EPS, 0.0, -0.01]], dtype=dtype)
-    upper = torch.tensor([[EPS, EPS, EPS, 0.0, -0.01]], dtype=dtype)
-    delta = torch.tensor([[-EPS, EPS, 2 * EPS, 0.0, -0.01]], dtype=dtype)
+    lower = torch.tensor([[-EPS, -EPS, -EPS, -EPS, 0.0, -0.01]], dtype=dtype)
+    upper = torch.tensor([[EPS, EPS, EPS, EPS, 0.0, -0.01]], dtype=dtype)
+    delta = torch.tensor([[-EPS, EPS, 2 * EPS, -2 * EPS, 0.0, -0.01]], dtype=dtype)
     assert torch.equal(Box(lower, upper, 1e-6).inverse_curvature(delta, damping), torch.zeros_like(delta))
 
 
@@ -109,3 +113,12 @@ def test_inverse_curvature_in_single_precision_keeps_its_digits_next_to_a_face(d
     found = box.inverse_curvature(delta, damping)
     assert found.isfinite().all()
     assert torch.allclose(found.double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inverse_curvature_of_a_small_box_with_a_weak_barrier_keeps_its_digits(dtype):
+    delta = torch.tensor([[0.0, 3e-4, -9e-4]], dtype=dtype)
+    found = Box(torch.full_like(delta, -1e-3), torch.full_like(delta, 1e-3), 1e-9).inverse_curvature(delta)
+    exact = delta.double()
+    expected = 1 / (1e-9 * ((1e-3 - exact) ** -2 + (1e-3 + exact) ** -2))
+    assert torch.allclose(found.double(), expected, rtol=1e-4, atol=0)

@@ -114,18 +114,18 @@ def test_log_mean_exp_equals_the_dense_twin_of_exponentials_and_a_logarithm(dens
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_zero_sum_problem_with_a_barrier_equals_the_dense_twin(dense_cid, full):
-    box = Box(torch.full_like(DELTA, -2.0), torch.full_like(DELTA, 1.5), 0.5)
+    box = Box(torch.full_like(DELTA, -2.0), torch.full_like(DELTA, 1.5), 5.0)
     inverse = box.inverse_curvature(DELTA, 0.3)
 
     def exponential(theta, delta, i):
         return (loss(theta, delta, i) / 0.5).exp()
 
     def penalised(theta, delta, i):
-        barrier = -0.5 * ((1.5 - delta).log() + (delta + 2.0).log()).sum() + 0.15 * delta.square().sum()
+        barrier = -5.0 * ((1.5 - delta).log() + (delta + 2.0).log()).sum() + 0.15 * delta.square().sum()
         return barrier - loss(theta, delta, i)
 
     def barrier_alone(delta, i):
-        return torch.diag(0.5 * ((1.5 - delta) ** -2 + (delta + 2.0) ** -2) + 0.3)
+        return torch.diag(5.0 * ((1.5 - delta) ** -2 + (delta + 2.0) ** -2) + 0.3)
 
     theta = THETA.clone().requires_grad_()
     solve = ConjugateGradient(30, 1e-15, inverse) if full else Diagonal(inverse)
@@ -222,7 +222,9 @@ def test_gathered_values_give_a_rank_its_part_of_the_whole():
     everything = torch.stack([g(THETA, DELTA[i], i) for i in range(4)])
     whole = gradient(cid(part(range(4)), DELTA[:4], LogMeanExp(0.5), {}, EXACT), theta)
     ranks = [
-        gradient(cid(part(rows), DELTA[rows.start : rows.stop], LogMeanExp(0.5), {}, EXACT, lambda _: everything), theta)
+        gradient(
+            cid(part(rows), DELTA[rows.start : rows.stop], LogMeanExp(0.5), {}, EXACT, lambda _: everything), theta
+        )
         for rows in (range(2), range(2, 4))
     ]
     assert torch.allclose(sum(ranks) / 2, whole, rtol=1e-10)

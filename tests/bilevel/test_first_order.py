@@ -24,7 +24,7 @@ def flat(gradients):
     return torch.cat([g.flatten() for g in gradients])
 
 
-def implicit_terms(model, damping=1.0, r=0.5, span=1e-4, dtype=torch.float64):
+def implicit_terms(model, damping=1.0, r=0.5, span=1e-4, dtype=torch.float64, limit=float("inf")):
     """The implicit term alone: by the double backward, and by the difference quotient."""
     x, y, delta, box = setting(dtype)
     inverse = box.inverse_curvature(delta, damping)
@@ -36,7 +36,7 @@ def implicit_terms(model, damping=1.0, r=0.5, span=1e-4, dtype=torch.float64):
     rule = LogMeanExp(r)
     none = cid(problem, delta, rule, {})
     exact = cid(problem, delta, rule, {}, Diagonal(inverse))
-    first = cid_first_order(problem, problem, delta, rule, {}, inverse, parameters, span=span)
+    first = cid_first_order(problem, problem, delta, rule, {}, inverse, parameters, span=span, limit=limit)
     none, exact, quick = (flat(torch.autograd.grad(d.scalar, parameters)) for d in (none, exact, first))
     return exact - none, quick - none
 
@@ -147,3 +147,15 @@ def test_weights_that_vanish_do_not_disturb_the_others_where_samples_see_each_ot
     sharply = compare(*implicit_terms(model, r=0.02))
     print(f"\nbatch norm, first_order against exact (cosine, length): r=10 {evenly}, r=0.02 {sharply}")
     assert evenly[0] > 0.99 and sharply[0] > 0.9
+
+
+def test_the_term_is_never_longer_than_its_limit_and_keeps_its_direction():
+    model = network(nn.Tanh())
+    x, y, delta, _ = setting()
+    losses = F.cross_entropy(model(x + delta), y, reduction="none")
+    plain = flat(torch.autograd.grad(0.5 * (losses / 0.5).exp().mean().log(), list(model.parameters())))
+    for limit in (0.01, 0.5):  # undamped, the term is longer than the gradient
+        exact, quick = implicit_terms(model, damping=0.0, limit=limit)
+        assert exact.norm() > plain.norm()
+        assert quick.norm().item() == pytest.approx(limit * plain.norm().item(), rel=1e-6)
+        assert F.cosine_similarity(exact, quick, 0) > 0.9999

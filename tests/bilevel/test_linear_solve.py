@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import torch
 
 from doubly.bilevel import ConjugateGradient, Diagonal, Neumann
@@ -54,7 +56,7 @@ def test_few_iterations_are_better_than_none_and_worse_than_many():
         return ((v - exact) * product(A)(v - exact)).sum().item()
 
     errors = [energy(ConjugateGradient(n, 0.0)(product(A), b)) for n in (0, 2, 5, 10, 40)]
-    assert all(later < earlier for earlier, later in zip(errors, errors[1:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(errors))
     assert errors[-1] < 1e-8 * errors[0]
 
 

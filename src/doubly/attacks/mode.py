@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Mode = Literal["eval", "train"]
 
@@ -33,6 +33,21 @@ def statistics_frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for module in tracking:
             module.track_running_stats = True  # type: ignore[assignment]
+
+
+def draws() -> tuple[Tensor, list[Tensor]]:
+    """Where the global generators stand, for `repeating`."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+
+@contextmanager
+def repeating(stand: tuple[Tensor, list[Tensor]]) -> Iterator[None]:
+    """Dropout draws inside what it drew from `stand` on; after, the global generators go on as if nothing had been."""
+    with torch.random.fork_rng():
+        torch.set_rng_state(stand[0])
+        if stand[1]:
+            torch.cuda.set_rng_state_all(stand[1])
+        yield
 
 
 @contextmanager

@@ -59,9 +59,11 @@ class PGD:
         if self.start == "uniform":
             start = constraint.at(parallel.uniform(x, generator))
 
+        lowest, highest = (int(label) for label in y.aminmax()) if y.numel() else (0, 0)
+
         def inner(delta: Tensor) -> Tensor:
             logits = model(x + delta)
-            if logits.dim() != 2 or logits.shape[0] != y.shape[0]:
+            if logits.dim() != 2 or logits.shape[0] != y.shape[0] or lowest < 0 or highest >= logits.shape[1]:
                 check_logits(logits, y)
             return -self.loss(logits, y)
 

@@ -67,7 +67,7 @@ def cid(
             (slope,) = torch.autograd.grad(inner.sum(), delta, create_graph=True)
 
         def matvec(v: Tensor) -> Tensor:
-            return torch.autograd.grad(slope, delta, v, retain_graph=True)[0].detach()
+            return torch.autograd.grad(slope, delta, v, retain_graph=True, materialize_grads=True)[0].detach()
 
         v = solve(matvec, b).detach()
         scalar = scalar - (slope * v).flatten(1).sum(1).mean()

@@ -70,10 +70,12 @@ class LogMeanExp:
         """nu_b of losses / r: log mean exp; with a cap, the solution of mean min(cap, exp(scaled - nu_b)) = 1."""
         if self.cap is None:
             return scaled.logsumexp(0) - log(scaled.shape[0])
-        if self.cap == 1:  # every weight is 1, whatever the losses
-            return scaled.amin()
+        if self.cap == 1:  # every weight is 1, whatever the losses and whatever came before
+            return torch.full_like(scaled[0], -torch.inf)
         ordered = scaled.sort(descending=True).values
-        capped = torch.arange(len(ordered), device=ordered.device)  # k: the k largest are at the cap
+        capped = torch.arange(
+            len(ordered), device=ordered.device, dtype=ordered.dtype
+        )  # k: the k largest are at the cap
         mass_left = len(ordered) - capped * self.cap
         rest = ordered.flip(0).logcumsumexp(0).flip(0)
         candidates = rest - mass_left.clamp_min(torch.finfo(ordered.dtype).tiny).log()

@@ -31,6 +31,10 @@ class _WithGradient(torch.autograd.Function):
         return None, None, *gradients, *[None] * len(gradients)
 
 
+def _norm(tensors: list[Tensor]) -> Tensor:
+    return torch.stack([tensor.norm() for tensor in tensors]).norm()
+
+
 def cid_first_order(
     problem: Problem,
     shifted: Problem,
@@ -41,10 +45,12 @@ def cid_first_order(
     parameters: Iterable[Tensor],
     gather: Callable[[Tensor], Tensor] = identity,
     span: float = 1e-4,
+    limit: float = 1.0,
 ) -> Direction:
     """As `cid` with a `Diagonal` solve, for two plain passes: `problem` at delta and `shifted` beside it.
 
-    `shifted` is the same function without side effects. The gradient reaches `parameters` and nothing else.
+    `shifted` is the same function without side effects. The gradient reaches `parameters` and nothing else; the term's
+    length is bounded by `limit` times that of the gradient without it.
     """
     parameters = [p for p in parameters if p.requires_grad]
     delta = delta.detach().requires_grad_()
@@ -53,17 +59,19 @@ def cid_first_order(
     weights, state = composition.update(values, gather(values), state)
     slope, *here = torch.autograd.grad((weights * outer).sum(), [delta, *parameters], allow_unused=True)
     with torch.no_grad():
-        column = weights.view(-1, *[1] * (delta.dim() - 1))
-        # The slope carries the weight; a sample of weight 0 adds nothing, so its direction is free.
-        v = torch.where(column > 0, inverse_curvature * slope / column, 0)
+        # The slope carries the weight, so it is divided by it. Batch norm adds to it what the sample does to others, by
+        # their weights; far below the mean weight that is all there is, so v fades out there, where it adds little.
+        floor = (0.3 * gather(weights).mean()).clamp_min(torch.finfo(delta.dtype).tiny)
+        faded = weights / weights.clamp_min(floor).square()
+        v = inverse_curvature * slope * faded.view(-1, *[1] * (delta.dim() - 1))
         longest = gather(v.abs().amax()[None]).amax().clamp_min(torch.finfo(delta.dtype).tiny)
     there = torch.autograd.grad(
         (weights * shifted(delta.detach() + span / longest * v).outer).sum(), parameters, allow_unused=True
     )
-    count = len(values)
-    gradients = [
-        torch.zeros_like(p) if a is None or b is None else (a + (b - a) * (longest / span)) / count
-        for p, a, b in zip(parameters, here, there, strict=True)
-    ]
+    plain = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, here, strict=True)]
+    quotients = [g if h is None else (h - g) * (longest / span) for g, h in zip(plain, there, strict=True)]
+    # A kink of the network between the two points makes the quotient arbitrarily long; the term itself is a fraction.
+    shrink = (limit * _norm(plain) / _norm(quotients).clamp_min(torch.finfo(delta.dtype).tiny)).clamp_max(1)
+    gradients = [(g + shrink * q) / len(values) for g, q in zip(plain, quotients, strict=True)]
     scalar = _WithGradient.apply((weights * values).mean(), len(parameters), *parameters, *gradients)  # type: ignore[no-untyped-call]
     return Direction(scalar, values, weights, aux, state)

@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from doubly import parallel
-from doubly.attacks import PGD, statistics_frozen
+from doubly.attacks import PGD, draws, repeating, statistics_frozen
 from doubly.bilevel import (
     BarrierStep,
     Box,
@@ -56,7 +56,8 @@ class DONE:
 
     def __post_init__(self) -> None:
         try:
-            LogMeanExp(self.temperature.at(0.0), self.eta, self.cap, self.mean_weight_limit)
+            for percent in range(100):
+                LogMeanExp(self.temperature.at(percent / 100), self.eta, self.cap, self.mean_weight_limit)
         except ValueError as problem:
             raise UsageError(str(problem)) from None
         if self.damping < 0:
@@ -92,8 +93,10 @@ class DONE:
             inner = None if zero_sum else -self.attack.loss(logits, batch.y)
             return Terms(self.loss(logits, batch.y), inner, logits.detach())
 
+        stand = draws()
+
         def without_side_effect(delta: Tensor) -> Terms:
-            with statistics_frozen(model):
+            with statistics_frozen(model), repeating(stand):
                 return problem(delta)
 
         composition = LogMeanExp(self.temperature.at(moment.progress), self.eta, self.cap, self.mean_weight_limit)

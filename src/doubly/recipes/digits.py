@@ -19,7 +19,7 @@ def attack(rule: StepRule | None = None, steps: int = 10) -> PGD:
 
 
 def done(rule: StepRule) -> DONE:
-    return DONE(attack(rule), cap=5.0)
+    return DONE(attack(rule), cap=5.0, damping=100.0, implicit="first_order")
 
 
 METHODS: dict[str, Method] = {
@@ -35,7 +35,7 @@ def digits(method: str, imbalanced: bool) -> Run:
     return Run(
         name=f"digits.{'imbalanced.' if imbalanced else ''}{method}",
         data=Data(Digits(), StepImbalance(0.2) if imbalanced else Balanced()),
-        model=SmallCNN(),
+        model=SmallCNN(16),
         method=METHODS[method],
         optimiser=SGD(lr=Cyclic(0.1)),
         probe=Probe(every=10, attack=attack(steps=20)),

@@ -25,8 +25,8 @@ SHORT = 12  # epochs at which AT is far from converged
 COMPARED = ("at", "done_pgd", "done_gd", "done_adam")
 PLAIN_SPACE: Space = {
     "optimiser.lr.peak": [0.05, 0.1, 0.2],
-    "epochs": [40, 60, 90],
-    "optimiser.weight_decay": [1e-4, 5e-4, 2e-3],
+    "epochs": [40, 60],
+    "optimiser.weight_decay": [5e-4, 2e-3, 5e-3],
 }
 DONE_SPACE: Space = {
     **PLAIN_SPACE,

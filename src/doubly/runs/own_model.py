@@ -50,8 +50,15 @@ class OwnModel:
             raise UsageError(f"--model {self.function}: {problem}; run from the folder that holds the module") from None
         finally:
             sys.path.remove(str(Path.cwd()))
-        takes_classes = "classes" in inspect.signature(function).parameters
-        model = function(classes=classes) if takes_classes else function()
+        try:
+            signature = inspect.signature(function)
+            arguments = {"classes": classes} if "classes" in signature.parameters else {}
+            signature.bind(**arguments)
+        except (TypeError, ValueError) as problem:
+            raise UsageError(
+                f"--model {self.function} cannot be called ({problem}): name a function of nothing, or of classes"
+            ) from None
+        model = function(**arguments)
         if not isinstance(model, nn.Module):
             raise UsageError(f"--model {self.function} must return an nn.Module, got {type(model).__name__}")
         if self.weights is not None:

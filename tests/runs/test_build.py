@@ -1,0 +1,132 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from doubly.data import Digits, Images, Splits, StepImbalance
+from doubly.errors import UsageError
+from doubly.methods import Standard
+from doubly.models import SmallCNN
+from doubly.recipes import recipe
+from doubly.runs import Data, Probe, Run
+from doubly.runs.build import build_model, chosen_device, faster_channels_last, load_splits, prepare
+
+CPU = torch.device("cpu")
+
+
+def run(probe=Probe(size=50), **data):  # noqa: B008 - frozen
+    return Run(Data(Digits(), **data), SmallCNN(8), Standard(), probe=probe)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Splits:
+    return Digits().load()
+
+
+def ids(images):
+    return set(images.ids.tolist())
+
+
+def test_without_a_holdout_all_is_trained_on_and_the_probe_is_of_the_test_set(digits):
+    prepared = prepare(run(), digits, CPU)
+    assert ids(prepared.train) == ids(digits.train) and not prepared.chooses
+    assert ids(prepared.probe) < ids(digits.test) and len(prepared.probe) == 50
+
+
+def test_the_holdout_chooses_and_is_never_trained_on(digits):
+    prepared = prepare(run(holdout=0.2), digits, CPU)
+    assert prepared.chooses
+    assert not ids(prepared.probe) & ids(prepared.train) and not ids(prepared.probe) & ids(digits.test)
+    assert len(prepared.train) == len(digits.train) - round(0.2 * len(digits.train))
+
+
+def test_only_what_is_trained_on_is_thinned_out(digits):
+    prepared = prepare(run(Probe(size=10**6), holdout=0.25, imbalance=StepImbalance(0.2)), digits, CPU)
+    balanced = prepare(run(Probe(size=10**6), holdout=0.25), digits, CPU)
+    assert torch.equal(prepared.probe.ids, balanced.probe.ids)
+    thinned, whole = prepared.train.counts(), balanced.train.counts()
+    assert (thinned[:5] - 0.2 * whole[:5]).abs().max() <= 1 and torch.equal(thinned[5:], whole[5:])
+
+
+def test_every_seed_and_method_sees_the_same_holdout(digits):
+    recipes = (recipe("digits.imbalanced.at"), recipe("digits.imbalanced.done_pgd"))
+    held = []
+    for seed, base in enumerate(recipes):
+        data = Data(base.data.source, base.data.imbalance, 0.2)
+        prepared = prepare(Run(data, base.model, base.method, seed=seed), digits, CPU)
+        held.append((ids(prepared.train), ids(prepared.probe)))
+    assert held[0] == held[1]
+
+
+def test_the_probe_has_every_class(digits):
+    assert prepare(run(Probe(size=10)), digits, CPU).probe.counts().tolist() == [1] * 10
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_holdout_is_a_share(share):
+    with pytest.raises(UsageError, match="share"):
+        Data(Digits(), holdout=share)
+
+
+def test_devices():
+    assert chosen_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert chosen_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "toaster", "mps" if not torch.backends.mps.is_available() else "toaster"])
+def test_a_device_that_is_not_there_is_one_sentence(name):
+    with pytest.raises(UsageError) as problem:
+        chosen_device(name)
+    assert f"'{name}'" in str(problem.value) and "auto or cpu" in str(problem.value)
+    assert "\n" not in str(problem.value)
+
+
+def test_the_root_is_handed_to_the_source(tmp_path):
+    class Source:
+        def load(self, root):
+            return root
+
+    def asked(root):
+        return load_splits(Run(Data(Source(), root=root), SmallCNN(), Standard()))
+
+    assert asked(None) is None and asked(str(tmp_path)) == Path(tmp_path)
+
+
+def test_the_weights_follow_from_the_seed_alone(digits):
+    def first(seed, global_seed):
+        torch.manual_seed(global_seed)
+        before = torch.get_rng_state()
+        network = build_model(Run(Data(Digits()), SmallCNN(8), Standard(), seed=seed), digits.train)
+        assert torch.equal(before, torch.get_rng_state())
+        return torch.cat([p.flatten() for p in network.parameters()])
+
+    assert torch.equal(first(0, 1), first(0, 2))
+    assert not torch.equal(first(0, 1), first(1, 1))
+
+
+def test_a_network_is_built_for_the_data(digits):
+    network = build_model(run(), digits.train)
+    mean, std = digits.train.channel_statistics()
+    assert network(digits.train.pixels(slice(2))).shape == (2, 10)
+    assert network.normalize.mean.item() == pytest.approx(mean[0])
+    assert network.normalize.std.item() == pytest.approx(std[0])
+
+
+def test_measuring_the_memory_format_leaves_the_network_as_it_was():
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 2)]
+    network = nn.Sequential(*layers).train()
+    network[1].eval()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    images = Images.of(torch.rand(8, 3, 8, 8), [0, 1] * 4)
+    generator = torch.get_rng_state()
+    faster_channels_last(network, images, 8)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert torch.equal(generator, torch.get_rng_state())
+    assert network.training and not network[1].training and network[0].training
+    assert all(p.grad is None and p.requires_grad for p in network.parameters())
+
+
+def test_without_a_convolution_there_is_nothing_to_measure():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    assert faster_channels_last(network, Images.of(torch.rand(8, 3, 8, 8), [0, 1] * 4), 8) is False
