@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from doubly.attacks import FGSM, PGD
+    from doubly.bilevel import SignStep
     from doubly.data import Images
     from doubly.errors import UsageError
     from doubly.methods import AT, DONE, Standard
@@ -29,6 +30,7 @@ _WHERE = {
     "LinfBall": "threat",
     "Moment": "types",
     "Objective": "types",
+    "SignStep": "bilevel",
     "Standard": "methods",
     "UsageError": "errors",
     "evaluate": "runs",
@@ -46,6 +48,7 @@ __all__ = [
     "LinfBall",
     "Moment",
     "Objective",
+    "SignStep",
     "Standard",
     "UsageError",
     "__version__",

@@ -22,6 +22,16 @@ def check_images(x: Tensor, y: Tensor) -> None:
 
 def check_logits(logits: Tensor, y: Tensor) -> None:
     """The model answers with one row of finite logits per image, and a column for every label."""
+    check_scores(logits, y)
+    check_finite(logits, "the model's logits")
+
+
+def check_scores(logits: Tensor, y: Tensor) -> None:
+    """As `check_logits`, whether finite or not."""
+    if not isinstance(logits, Tensor):
+        raise UsageError(
+            f"the model must return a tensor of logits, got {type(logits).__name__}: return the scores alone"
+        )
     if logits.dim() != 2 or logits.shape[0] != y.shape[0]:
         raise UsageError(
             f"the model must return logits of shape ({y.shape[0]}, classes), got {tuple(logits.shape)}: "
@@ -32,7 +42,6 @@ def check_logits(logits: Tensor, y: Tensor) -> None:
             f"labels run from {int(y.min())} to {int(y.max())} but the model returns {logits.shape[1]} logits: "
             "build the model with as many outputs as there are classes, and number the classes from 0"
         )
-    check_finite(logits, "the model's logits")
 
 
 def check_finite(values: Tensor, name: str) -> None:

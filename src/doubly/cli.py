@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 141
+    except OSError as problem:  # a full disk, a folder that may not be written
+        ERR.print(f"doubly: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return 2
 
 
 def _help() -> None:

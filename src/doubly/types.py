@@ -16,7 +16,7 @@ class Batch(NamedTuple):
 
     x: Tensor  # (B, C, H, W)
     y: Tensor  # (B,)
-    ids: Tensor  # (B,)
+    ids: Tensor = torch.empty(0, dtype=torch.int64)  # (B,); only methods that remember samples need them
 
 
 @dataclass(frozen=True)

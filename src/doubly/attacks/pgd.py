@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from doubly import parallel
 from doubly.attacks.mode import Mode, attacked
 from doubly.bilevel import SignStep, StepRule, projected_descent
-from doubly.checks import check_images, check_logits
+from doubly.checks import check_images, check_scores
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss
 from doubly.threat import LinfBall, Threat
@@ -59,12 +59,14 @@ class PGD:
         if self.start == "uniform":
             start = constraint.at(parallel.uniform(x, generator))
 
-        lowest, highest = (int(label) for label in y.aminmax()) if y.numel() else (0, 0)
+        checked = False
 
         def inner(delta: Tensor) -> Tensor:
+            nonlocal checked
             logits = model(x + delta)
-            if logits.dim() != 2 or logits.shape[0] != y.shape[0] or lowest < 0 or highest >= logits.shape[1]:
-                check_logits(logits, y)
+            if not checked:  # once per attack: reading the labels waits for the device
+                check_scores(logits, y)
+                checked = True
             return -self.loss(logits, y)
 
         return projected_descent(inner, start, constraint, self.rule, self.steps)

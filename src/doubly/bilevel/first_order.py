@@ -32,7 +32,7 @@ class _WithGradient(torch.autograd.Function):
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.norm() for tensor in tensors]).norm()
+    return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
 
 
 def cid_first_order(

@@ -78,6 +78,8 @@ class BarrierStep:
     """step size alpha, where the barrier is flat"""
     margin: float = 1e-3
     """share of the box width that is kept free at each face: on a face itself the barrier cannot push back"""
+    preconditioned: bool = True
+    """divide by the curvature; without it this is line 6 of Algorithm 1, which leaves the box near its faces"""
 
     def init(self, delta: Tensor) -> State:
         return {}
@@ -88,6 +90,8 @@ class BarrierStep:
         above, below = constraint.slacks(delta)
         product = above * below
         numerator = gradient * product.square() + constraint.strength * product * (below - above)
-        denominator = product.square() / self.size + constraint.strength * (above.square() + below.square())
+        denominator = product.square() / self.size
+        if self.preconditioned:
+            denominator = denominator + constraint.strength * (above.square() + below.square())
         increment = -numerator / denominator.clamp_min(torch.finfo(delta.dtype).tiny)
         return constraint.shrunk(self.margin).project(delta + increment) - delta, state

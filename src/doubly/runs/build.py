@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from doubly.attacks import attacked
+from doubly.attacks import attacked, evaluating
+from doubly.checks import check_logits
 from doubly.data import Images, Splits
 from doubly.data.holdout import holdout, probe
 from doubly.errors import UsageError
@@ -57,6 +58,22 @@ def build_model(run: Run, images: Images) -> nn.Module:
     mean, std = images.channel_statistics()
     with global_generators(derived_seed(run.seed, 0, 0, "weights")):
         return run.model.build(images.x.shape[1], len(images.classes), mean, std)
+
+
+def check_model(model: nn.Module, images: Images) -> None:
+    """One pass over a few images, so that a network that does not fit them is refused before anything is written."""
+    x, y = images.pixels(slice(0, 2)), images.y[:2]
+    try:
+        with evaluating(model), torch.no_grad(), global_generators(0):
+            logits = model(x)
+    except (RuntimeError, TypeError, ValueError) as problem:
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise UsageError(f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason:.160})") from None
+    check_logits(logits, y)
+    if logits.shape[1] < len(images.classes):
+        raise UsageError(
+            f"the model returns {logits.shape[1]} logits for {len(images.classes)} classes: build it with that many"
+        )
 
 
 def faster_channels_last(model: nn.Module, images: Images, batch: int, repeats: int = 3) -> bool:

@@ -1,5 +1,6 @@
 """Evaluation: predictions on clean and on attacked images, and everything that follows from them."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +94,12 @@ def trained_weights(path: Path, which: str) -> tuple[dict[str, Tensor], dict[str
     if standing is None:
         known = ", ".join(sorted(p.name for p in folder.glob("[!.]*"))) or "none"
         raise UsageError(f"{path} has no checkpoint '{which}' (there are: {known}): train first, or choose another")
-    tensors, info = checkpoint.load(standing)
+    try:
+        tensors, info = checkpoint.load(standing)
+    except UsageError:  # a run that is still training may have put a new one in its place meanwhile
+        time.sleep(0.2)
+        standing = checkpoint.find(folder, which) or standing
+        tensors, info = checkpoint.load(standing)
     return tensors.get("average") or tensors["model"], info, standing
 
 
@@ -128,6 +134,8 @@ def evaluate_run(
     about = protocol(run.probe.attack, seed, chunk, split="test", checkpoint=which, data_sha256=test.sha256())
     y = test.y.cpu().numpy()
     result = summarise(y, test.classes, found.clean, found.pgd, about)
-    np.savez(rundir.predictions, y=y, ids=test.ids.cpu().numpy(), **found._asdict())
+    unfinished = rundir.predictions.with_name(".evaluation.npz")
+    np.savez(unfinished, y=y, ids=test.ids.cpu().numpy(), **found._asdict())
+    unfinished.replace(rundir.predictions)
     write_json(rundir.evaluation, result)
     return result

@@ -46,8 +46,9 @@ class OwnModel:
         sys.path.insert(0, str(Path.cwd()))
         try:
             function = getattr(importlib.import_module(module_name), function_name)
-        except (ImportError, AttributeError) as problem:
-            raise UsageError(f"--model {self.function}: {problem}; run from the folder that holds the module") from None
+        except Exception as problem:  # whatever somebody's module raises when it is imported
+            reason = f"{type(problem).__name__}: {problem}"
+            raise UsageError(f"--model {self.function}: {reason}; run from the folder that holds the module") from None
         finally:
             sys.path.remove(str(Path.cwd()))
         try:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from doubly.checks import check_finite
 from doubly.data import Splits
+from doubly.data.loader import steps_per_epoch
 from doubly.errors import UsageError
-from doubly.runs.build import Prepared, build_model, chosen_device, faster_channels_last, prepare
+from doubly.runs.build import Prepared, build_model, check_model, chosen_device, faster_channels_last, prepare
 from doubly.runs.config import Run
 from doubly.runs.meter import Meter
 from doubly.runs.own_model import fill
@@ -41,6 +42,7 @@ class Training:
         device = chosen_device(run.device)
         images = prepare(run, splits, device)
         model = (model if model is not None else build_model(run, splits.train)).to(device)
+        check_model(model, images.train)
         channels_last = run.channels_last == "yes" or (
             run.channels_last == "auto" and faster_channels_last(model, images.train, run.batch)
         )
@@ -82,11 +84,14 @@ class Training:
             check_finite(tensor, f"the model's {name}")
 
     def update_average(self) -> None:
+        """The early average is a short one, so that the initial weights do not linger in it."""
         if self.average is None or self.run.average is None:
             return
+        updates = self.epoch * steps_per_epoch(len(self.images.train), self.run.batch) + self.step
+        decay = min(self.run.average, (1 + updates) / (10 + updates))
         with torch.no_grad():
             for mean, value in zip(self.average.parameters(), self.model.parameters(), strict=True):
-                mean.lerp_(value, 1 - self.run.average)
+                mean.lerp_(value, 1 - decay)
             for kept, buffer in zip(self.average.buffers(), self.model.buffers(), strict=True):
                 kept.copy_(buffer)
 
