@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from doubly import __version__
-from doubly.errors import NonFiniteError, UsageError
+from doubly.errors import Interrupted, UsageError
 
 T = TypeVar("T")
 OUT, ERR = Console(), Console(stderr=True)
@@ -32,9 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[0] not in VERBS:
             raise UsageError(f"there is no verb '{words[0]}': valid are {', '.join(VERBS)}")
         return VERBS[words[0]](words[1:]) or 0
-    except (UsageError, NonFiniteError) as problem:
+    except (UsageError, ArithmeticError) as problem:
         ERR.print(f"doubly: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
         return 2
+    except Interrupted as ending:
+        ERR.print(f"doubly: {ending}", highlight=False, markup=False, soft_wrap=True)
+        return 128 + ending.number
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -107,9 +110,6 @@ def taken(arguments: list[str], flag: str) -> list[str]:
     return values
 
 
-# --- train -----------------------------------------------------------------------------------------------------------
-
-
 def train(arguments: list[str]) -> int:
     """Train a recipe: doubly train RECIPE --output DIR [--seed 1] [--epochs 60] [--method.cap 5] …
 
@@ -120,7 +120,7 @@ def train(arguments: list[str]) -> int:
     if not arguments or arguments == ["--help"] or arguments == ["-h"]:
         OUT.print(train.__doc__, highlight=False, markup=False)
         return 0
-    from doubly.runs.loop import Interrupted, train_run
+    from doubly.runs.loop import train_run
     from doubly.runs.progress import shown
     from doubly.runs.signals import stop_on_signals
 
@@ -220,9 +220,6 @@ def _changed(run: Any, changes: list[str]) -> Any:
     return run
 
 
-# --- evaluate and export ---------------------------------------------------------------------------------------------
-
-
 def evaluate(arguments: list[str]) -> int:
     """Measure a trained run on its test images: doubly evaluate DIR [--checkpoint best]."""
     import tyro
@@ -296,9 +293,6 @@ def export(arguments: list[str]) -> int:
     export_run(options.directory, options.output, options.checkpoint)
     OUT.print(f"wrote {options.output}", highlight=False, markup=False, soft_wrap=True)
     return 0
-
-
-# --- list, doctor, report ---------------------------------------------------------------------------------------------
 
 
 def listing(arguments: list[str]) -> int:

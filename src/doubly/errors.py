@@ -7,3 +7,9 @@ class UsageError(ValueError):
 
 class NonFiniteError(ArithmeticError):
     """Training met a NaN or an infinity; the text names the epoch, the step and the tensor."""
+
+
+class Interrupted(Exception):  # noqa: N818 - nothing went wrong
+    """A signal asked to stop; what was done stands, and `--resume` or the same command goes on from there."""
+
+    number = 2  # of the signal

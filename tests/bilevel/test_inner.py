@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from doubly.bilevel import Box, Constraint, GradientStep, SignStep, StepRule, projected_descent
@@ -64,3 +65,9 @@ def test_no_gradient_reaches_what_the_inner_function_holds():
 
 def test_the_protocols_fit():
     assert isinstance(box(), Constraint) and isinstance(SignStep(), StepRule)
+
+
+def test_a_gradient_that_is_not_finite_is_no_silent_standstill():
+    box = Box(torch.full((2, 3), -1.0), torch.full((2, 3), 1.0))
+    with pytest.raises(ArithmeticError, match="NaN"):
+        projected_descent(lambda d: (d - d).sqrt().sum(1), torch.zeros(2, 3), box, SignStep(0.1), 3)

@@ -8,6 +8,7 @@ from doubly.bilevel import (
     Box,
     BoxedBall,
     GradientStep,
+    NormalisedStep,
     SignStep,
     StepRule,
     projected_descent,
@@ -22,7 +23,7 @@ def symmetric(shape, strength=1e-6, eps=EPS, dtype=torch.float64):
 
 
 def test_every_rule_is_listed_and_is_a_rule():
-    assert set(STEP_RULES.values()) == {GradientStep, SignStep, AdamStep, BarrierStep}
+    assert set(STEP_RULES.values()) == {GradientStep, NormalisedStep, SignStep, AdamStep, BarrierStep}
     assert all(isinstance(rule(), StepRule) for rule in STEP_RULES.values())
 
 
@@ -82,6 +83,28 @@ def test_barrier_step_rests_where_the_explicit_gradient_of_the_barrier_vanishes(
     assert increment.abs().max() < 1e-12
 
 
+def test_barrier_step_without_preconditioner_is_the_explicit_step_on_inner_plus_barrier():
+    box = symmetric((2, 50), strength=1e-5)
+    start = box.shrunk(0.1).sample(torch.Generator().manual_seed(0))
+    slope = 1e-3 * torch.randn(2, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def inner(delta):
+        return (slope * delta + 0.01 * delta.square()).sum(1)
+
+    literal = BarrierStep(0.5, preconditioned=False)
+    inside = box.shrunk(literal.margin)
+    for steps in range(1, 8):
+        found = projected_descent(inner, start, box, literal, steps)
+        explicit = projected_descent(lambda d: inner(d) + box.barrier(d), start, box, GradientStep(0.5), steps)
+        assert (found > inside.lower).all() and (found < inside.upper).all()  # so nothing was cut
+        assert (found - start).abs().max() > 1e-4
+        torch.testing.assert_close(found, explicit, rtol=1e-10, atol=1e-14)
+    preconditioned = projected_descent(inner, start, box, BarrierStep(0.5), 7)
+    assert (found - preconditioned).abs().max() > 1e-4  # they are two rules, not one
+    literal_at_the_face = projected_descent(inner, box.shrunk(1e-3).upper, box, BarrierStep(ALPHA, 0.0, False), 1)
+    assert torch.equal(literal_at_the_face, box.lower)  # thrown across the whole box, as its docstring says
+
+
 # methods.md 2.6: c, g, then mean delta/eps along +g and share on the wrong side after ten steps
 TABLE = [
     (1e-5, 1.6e-3, 0.813, 0.0),
@@ -128,3 +151,9 @@ def test_barrier_step_keeps_its_margin_free():
 def test_barrier_step_wants_a_box():
     with pytest.raises(TypeError, match="Box"):
         BarrierStep().step(torch.zeros(1, 2), torch.zeros(1, 2), BoxedBall(1.0, symmetric((1, 2))), {})
+
+
+def test_a_normalised_step_has_its_length_and_the_steepest_direction():
+    gradient = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-30, 0.0]], dtype=torch.float64)
+    increment, _ = NormalisedStep(0.5).step(gradient, torch.zeros_like(gradient), BoxedBall(1.0, symmetric((3, 2))), {})
+    assert torch.allclose(increment, torch.tensor([[-0.3, -0.4], [0.0, 0.0], [-0.5, 0.0]], dtype=torch.float64))

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from doubly.data import Images, Splits
+from doubly.data.loader import batches
 from doubly.errors import NonFiniteError, UsageError
 from doubly.methods import DONE
 from doubly.rundir import RunDir, read_metrics
@@ -112,6 +113,31 @@ def test_the_learning_rate_changes_with_every_step(tiny, tmp_path):
     assert [row["lr"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [
         pytest.approx(Cyclic(0.4).at((epoch + 3 / 4) / 3)) for epoch in range(3)
     ]
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return x.flatten(1).double()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_momentum_weight_decay_and_learning_rate_reach_every_parameter(tiny, momentum, decay):
+    schedule = Cyclic(0.4)
+    tiny.network = lambda: nn.Sequential(Double(), nn.Linear(16, 3).double())
+    by_hand = np.vstack([p.detach().numpy().reshape(3, -1).T for p in tiny.model()[1].parameters()])  # bias: last row
+    speed = np.zeros_like(by_hand)
+    steps = list(batches(tiny.splits.train, 16, 3, 0))
+    for step, batch in enumerate(steps):
+        x = np.hstack([batch.x.flatten(1).double().numpy(), np.ones((len(batch.y), 1))])
+        share = np.exp(x @ by_hand)
+        share /= share.sum(1, keepdims=True)
+        gradient = x.T @ (share - np.eye(3)[batch.y.numpy()]) / len(x)
+        speed = momentum * speed + gradient + decay * by_hand
+        by_hand = by_hand - schedule.at(step / len(steps)) * speed
+    layer = tiny.train(tiny.run(optimiser=SGD(schedule, momentum, decay), epochs=1, seed=3))[1]
+    found = np.vstack([layer.weight.detach().numpy().T, layer.bias.detach().numpy()])
+    np.testing.assert_allclose(found, by_hand, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ def test_evaluating_a_run_writes_what_it_returns(trained):
     test = run.data.source.load(None).test
     assert found["protocol"].items() >= {"split": "test", "checkpoint": "last", "data_sha256": test.sha256()}.items()
     expected = evaluate(network, test, run.probe.attack)
+    assert found.pop("epoch") == run.epochs
     assert {k: v for k, v in found.items() if k != "protocol"} == {k: v for k, v in expected.items() if k != "protocol"}
     with np.load(RunDir(path).predictions, allow_pickle=False) as kept:
         assert np.array_equal(kept["y"], test.y.numpy()) and np.array_equal(kept["ids"], test.ids.numpy())

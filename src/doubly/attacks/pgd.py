@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from doubly import parallel
 from doubly.attacks.mode import Mode, attacked
-from doubly.bilevel import SignStep, StepRule, projected_descent
-from doubly.checks import check_images, check_scores
-from doubly.errors import UsageError
+from doubly.bilevel import BarrierStep, SignStep, StepRule, projected_descent
+from doubly.checks import check_finite, check_images, check_scores
+from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import CrossEntropy, Loss
 from doubly.threat import LinfBall, Threat
 
@@ -41,6 +41,10 @@ class PGD:
             raise UsageError(
                 f"an attack needs steps >= 0 and restarts >= 1, got steps={self.steps}, restarts={self.restarts}"
             )
+        if not getattr(self.rule, "size", 1.0) > 0:
+            raise UsageError(f"the step size of an attack must be positive, got {self.rule}")
+        if isinstance(self.rule, BarrierStep) and not isinstance(self.threat, LinfBall):
+            raise UsageError("a barrier step follows the barrier of a box: use LinfBall, or another step")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         check_images(x, y)
@@ -69,4 +73,9 @@ class PGD:
                 checked = True
             return -self.loss(logits, y)
 
-        return projected_descent(inner, start, constraint, self.rule, self.steps)
+        try:
+            return projected_descent(inner, start, constraint, self.rule, self.steps)
+        except ArithmeticError:
+            with torch.no_grad():
+                check_finite(model(x + start), "the model's logits")
+            raise NonFiniteError("the attack's gradient: NaN or infinite, so nothing was attacked") from None

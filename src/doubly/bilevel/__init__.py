@@ -7,10 +7,11 @@ from doubly.bilevel.composition import Composition, LogMeanExp, RunningMean
 from doubly.bilevel.first_order import cid_first_order
 from doubly.bilevel.inner import Constraint, StepRule, projected_descent
 from doubly.bilevel.linear_solve import ConjugateGradient, Diagonal, Neumann, Solver
-from doubly.bilevel.step_rules import AdamStep, BarrierStep, GradientStep, SignStep
+from doubly.bilevel.step_rules import AdamStep, BarrierStep, GradientStep, NormalisedStep, SignStep
 
 STEP_RULES: dict[str, type] = {
     "gradient": GradientStep,
+    "normalised": NormalisedStep,
     "sign": SignStep,
     "adam": AdamStep,
     "barrier": BarrierStep,
@@ -30,6 +31,7 @@ __all__ = [
     "GradientStep",
     "LogMeanExp",
     "Neumann",
+    "NormalisedStep",
     "RunningMean",
     "SignStep",
     "Solver",

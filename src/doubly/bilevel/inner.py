@@ -35,11 +35,15 @@ def projected_descent(inner: Inner, start: Tensor, constraint: Constraint, rule:
     """delta after `steps` steps of `rule`, detached. One backward pass per step, with respect to delta alone."""
     delta = constraint.project(start.detach())
     state = rule.init(delta)
+    health = torch.zeros((), dtype=delta.dtype, device=delta.device)  # read once, so that no step waits for the device
     for _ in range(steps):
         delta.requires_grad_()
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(inner(delta).sum(), delta)
         with torch.no_grad():
+            health += gradient.sum()
             increment, state = rule.step(gradient, delta, constraint, state)
             delta = constraint.project(delta + increment)
+    if not torch.isfinite(health):  # sign(nan) is 0: the steps would silently have gone nowhere
+        raise ArithmeticError("the gradient of the inner function is NaN or infinite")
     return delta.detach()

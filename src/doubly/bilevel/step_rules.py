@@ -1,4 +1,4 @@
-"""How one inner step follows from a gradient: plain, preconditioned by the barrier, sign, Adam."""
+"""How one inner step follows from a gradient: plain, normalised, sign, Adam, preconditioned by the barrier."""
 
 from dataclasses import dataclass
 
@@ -37,6 +37,21 @@ class SignStep:
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
         return -self.size * gradient.sign(), state
+
+
+@dataclass(frozen=True)
+class NormalisedStep:
+    """-size * gradient / |gradient|_2 of each sample: the steepest step of a given length, for l2 balls."""
+
+    size: float = 0.1
+    """length of a step"""
+
+    def init(self, delta: Tensor) -> State:
+        return {}
+
+    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        norms = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
+        return -self.size * gradient / norms.view(-1, *[1] * (gradient.dim() - 1)), state
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ def steps_per_epoch(n: int, size: int) -> int:
         raise UsageError(
             f"a global batch of {size} cannot be shared by {processes} processes: give a multiple of {processes}"
         )
-    return -(-(n - n % processes) // size)
+    shared = n - n % processes
+    # One left-over sample is no batch: batch norm cannot normalise it. It is another one in every epoch.
+    return -(-shared // size) - (shared > size and shared % size == processes)
 
 
 def batches(

@@ -8,6 +8,7 @@ DONE-GD, -PGD and -ADAM are this with a barrier, sign or Adam step in the attack
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from doubly import parallel
@@ -60,7 +61,7 @@ class DONE:
                 LogMeanExp(self.temperature.at(percent / 100), self.eta, self.cap, self.mean_weight_limit)
         except ValueError as problem:
             raise UsageError(str(problem)) from None
-        if self.damping < 0:
+        if not self.damping >= 0:
             raise UsageError(f"damping must not be negative, got {self.damping:g}")
         needs_box = self.implicit != "none" or isinstance(self.attack.rule, BarrierStep)
         if needs_box and not isinstance(self.attack.threat, LinfBall):
@@ -84,7 +85,13 @@ class DONE:
         return Objective(found.scalar, found.values, found.cotangents, found.aux, found.state)
 
     def direction(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, moment: Moment) -> Direction:
-        """The CID estimate at delta, however that was found."""
+        """The CID estimate at delta, however that was found; in full precision where second derivatives are taken."""
+        if self.implicit == "none":
+            return self._direction(model, batch, delta, state, moment)
+        with torch.autocast(batch.x.device.type, enabled=False):
+            return self._direction(model, batch, delta, state, moment)
+
+    def _direction(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, moment: Moment) -> Direction:
 
         def problem(delta: Tensor) -> Terms:
             logits = model(batch.x + delta)

@@ -21,7 +21,9 @@ from doubly.runs.pool import Job, run_jobs
 from doubly.runs.search import Search, Space, search_all, with_changes
 
 FOLDS = 5
-SHORT = 12  # epochs at which AT is far from converged
+SHORT = 12  # epochs, at which AT is far from converged
+SHORT_PLAIN = {"epochs": SHORT, "optimiser.lr.peak": 0.1, "optimiser.weight_decay": 5e-4}
+SHORT_DONE = {**SHORT_PLAIN, "method.cap": 5.0, "method.temperature.values": [10.0, 1.0, 0.1]}
 COMPARED = ("at", "done_pgd", "done_gd", "done_adam")
 PLAIN_SPACE: Space = {
     "optimiser.lr.peak": [0.05, 0.1, 0.2],
@@ -74,7 +76,9 @@ def arms(winners: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
         rows += [Arm(table, method, chosen(method, imbalanced)) for method in COMPARED]
         literal = with_changes(chosen("done_pgd", imbalanced), {"method.cap": None})
         rows.append(Arm(table, "done_pgd cap None", literal))
-    rows += [Arm("short", method, replace(digits(method, True), epochs=SHORT)) for method in COMPARED]
+    for method in COMPARED:
+        numbers = SHORT_PLAIN if method == "at" else SHORT_DONE
+        rows.append(Arm("short", method, with_changes(digits(method, True), numbers)))
     best = chosen("done_pgd", True)
     plain = {"method.cap": None, "method.implicit": "none"}
     rows.append(Arm("ablation", "AT with these numbers", replace(best, method=digits("at", True).method)))

@@ -1,5 +1,6 @@
 """The digits study as Markdown: a table per comparison, the paired differences, and what the searches chose."""
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from doubly.report.protocol import describe
 TITLES = {
     "imbalanced": "Imbalanced digits (classes 0–4 keep a fifth), each method at the numbers its search chose",
     "balanced": "Balanced digits, each method at the numbers its search chose",
-    "short": "Short budget on imbalanced digits: {short_epochs} epochs at the recipe's numbers",
+    "short": "Short budget on imbalanced digits: {short_epochs} epochs, learning rate 0.1, weight decay 5e-4, cap 5",
     "ablation": "Ablation on imbalanced digits, all at the numbers chosen for DONE-PGD",
 }
 
@@ -20,7 +21,8 @@ def study_markdown(results: Mapping[str, Any]) -> str:
         rows = [row for row in results["rows"] if row["table"] == name]
         differences = [d for d in results["differences"] if d["table"] == name]
         parts.append(f"### {title.format(**results)}\n\n{_table(rows)}\n\n{_caption(rows, results)}\n")
-        parts.append(f"Difference to `{rows[0]['label']}`, with 95 % intervals:\n\n{_differences(differences)}\n")
+        if differences:
+            parts.append(f"Difference to `{rows[0]['label']}`, with 95 % intervals:\n\n{_differences(differences)}\n")
     parts.append(f"### What the searches chose\n\n{_searches(results['searches'])}\n")
     return "\n".join(parts)
 
@@ -38,7 +40,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     found = []
     for row in rows:
         if row["failed"]:
-            found.append((row["label"], f"failed in {len(row['failed'])} folds: {row['failed'][0]}", *[""] * 5))
+            said = re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(row["failed"][0].split()))
+            found.append((row["label"], f"failed in {len(row['failed'])} folds: {said}", *[""] * 5))
             continue
         folds = row["per_fold"]
         accuracies = [_spread(folds[key]) for key in ("sa", "ra_pgd", "ra_tail_30")]
@@ -56,7 +59,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _caption(rows: Sequence[Mapping[str, Any]], results: Mapping[str, Any]) -> str:
-    measured = next(row for row in rows if not row["failed"])
+    measured = next((row for row in rows if not row["failed"]), None)
+    if measured is None:
+        return "No run of this table came to its end."
     return (
         f"Percent, mean ± sd over {results['folds']} stratified folds (seed = fold), n = {measured['n']} in all; "
         f"{describe(measured['protocol'])}. *Tail of all images* pools the folds before the weakest three classes are "

@@ -1,8 +1,9 @@
 """Runs: configuration, the loop, checkpoints, evaluation. `train` and `evaluate` are the calls from Python."""
 
+from doubly.errors import Interrupted
 from doubly.runs.config import SGD, Data, Probe, Run
 from doubly.runs.from_python import Trained, train
-from doubly.runs.loop import Interrupted, train_run
+from doubly.runs.loop import train_run
 from doubly.runs.measure import evaluate, evaluate_run, load_model, load_run
 
 __all__ = [

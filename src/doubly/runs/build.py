@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from doubly.attacks import attacked, evaluating
-from doubly.checks import check_logits
+from doubly.checks import check_scores
 from doubly.data import Images, Splits
 from doubly.data.holdout import holdout, probe
 from doubly.errors import UsageError
@@ -69,8 +69,8 @@ def check_model(model: nn.Module, images: Images) -> None:
     except (RuntimeError, TypeError, ValueError) as problem:
         reason = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise UsageError(f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason:.160})") from None
-    check_logits(logits, y)
-    if logits.shape[1] < len(images.classes):
+    check_scores(logits, y)
+    if logits.shape[1] != len(images.classes):
         raise UsageError(
             f"the model returns {logits.shape[1]} logits for {len(images.classes)} classes: build it with that many"
         )

@@ -52,6 +52,8 @@ class SGD:
             raise UsageError(
                 f"momentum lies in [0, 1) and weight_decay is not negative, got {self.momentum} and {self.weight_decay}"
             )
+        if not all(self.lr.at(percent / 100) >= 0 for percent in range(100)):
+            raise UsageError(f"a learning rate is not negative, got {self.lr}")
         if self.clip is not None and not self.clip > 0:
             raise UsageError(f"clip is a length above 0, or none for no clipping, got {self.clip}")
 

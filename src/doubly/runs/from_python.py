@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from doubly.data import Augmentation, Balanced, Imbalance, Splits, Unchanged
+from doubly.errors import UsageError
 from doubly.rundir import RunDir, read_metrics
 from doubly.runs.config import Data, Run
 from doubly.runs.loop import Unwatched, train_run
@@ -46,6 +47,8 @@ def train(
     """
     images = as_images(data)
     held = holdout if holdout is not None else (0.1 if test is None else 0.0)
+    if test is None and held == 0:
+        raise UsageError("nothing is left to measure on: pass test=…, or hold out a share of the data")
     splits = Splits(images, images if test is None else as_images(test))
     run = Run(
         Data(GivenData(), imbalance or Balanced(), held, augment=augment or Unchanged()),

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from doubly import parallel
 from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import batches, steps_per_epoch
-from doubly.errors import NonFiniteError, UsageError
+from doubly.errors import Interrupted, NonFiniteError, UsageError
 from doubly.rundir import RunDir, append_metrics, lock, truncate_metrics, write_json
 from doubly.runs import checkpoint
 from doubly.runs.build import load_splits
@@ -20,14 +21,11 @@ from doubly.runs.config import Probe, Run
 from doubly.runs.environment import environment
 from doubly.runs.measure import evaluate, load_run
 from doubly.runs.meter import Meter
+from doubly.runs.own_model import OwnModel
 from doubly.runs.saved_config import difference, to_json
 from doubly.runs.training import Training
 from doubly.seeding import derived_seed, global_generators
 from doubly.types import Moment
-
-
-class Interrupted(Exception):  # noqa: N818 - nothing went wrong
-    """Training was asked to stop; the checkpoint of this very step stands."""
 
 
 class Watch(Protocol):
@@ -66,6 +64,8 @@ def train_run(
             return _train(Training.begin(run, splits or load_splits(run), model), None, watch, stop)
         with lock(output):
             _claim(run, RunDir(output), resume)
+            if checkpoint.find(RunDir(output).checkpoints, "last") and isinstance(run.model, OwnModel):
+                run = replace(run, model=replace(run.model, weights=None))  # those it began from may be gone
             training = Training.begin(run, splits or load_splits(run), model)
             _continue(training, RunDir(output), watch)
             return _train(training, RunDir(output), watch, stop)
@@ -92,7 +92,7 @@ def _claim(run: Run, rundir: RunDir, resume: bool) -> None:
                 f"{rundir.path} was begun with another configuration ({changed}): resume it without that change"
             )
         return
-    strangers = [p.name for p in rundir.path.iterdir() if p.name != ".lock"]
+    strangers = [p.name for p in rundir.path.iterdir() if not p.name.startswith(".")]  # ours may have died at once
     if strangers:
         raise UsageError(f"{rundir.path} is not empty ({strangers[0]}): choose another --output")
 
@@ -104,6 +104,9 @@ def _continue(training: Training, rundir: RunDir, watch: Watch) -> None:
         training.restore(*checkpoint.load(standing), standing)
         watch.say(f"continuing at epoch {training.epoch}, step {training.step}")
     truncate_metrics(rundir.metrics, training.epoch)
+    if training.epoch < training.run.epochs:  # what was measured of an earlier epoch is true no longer
+        rundir.evaluation.unlink(missing_ok=True)
+        rundir.predictions.unlink(missing_ok=True)
     if not rundir.config.exists():
         write_json(rundir.config, to_json(training.run))
     if not rundir.environment.exists():

@@ -55,6 +55,7 @@ def predictions(
             delta = attack(model, x, y, generator(seed, 0, index, "evaluation"))
             with torch.no_grad():
                 attacked = model(x + delta)
+            check_logits(attacked, y)
             found.append((clean.argmax(1), attacked.argmax(1), CrossEntropy()(attacked, y)))
             done(start + len(y))
     clean_all, pgd_all, losses = (torch.cat(part).cpu().numpy() for part in zip(*found, strict=True))
@@ -72,9 +73,9 @@ def evaluate(
     """The contents of evaluation.json for any network that takes images in [0,1] and returns logits."""
     images, attack = as_images(data), attack or PGD(steps=20)
     found = predictions(model, images, attack, seed, chunk)
-    return summarise(
-        images.y.cpu().numpy(), images.classes, found.clean, found.pgd, protocol(attack, seed, chunk, **more)
-    )
+    answered = int(max(found.clean.max(), found.pgd.max())) + 1  # the network may know classes that are not in the data
+    names = (*images.classes, *(str(k) for k in range(len(images.classes), answered)))
+    return summarise(images.y.cpu().numpy(), names, found.clean, found.pgd, protocol(attack, seed, chunk, **more))
 
 
 def load_run(path: Path) -> Run:
@@ -107,13 +108,16 @@ def load_model(path: Path, which: str = "last", own: OwnModel | None = None) -> 
     """The trained network of a run directory."""
     run = load_run(path)
     tensors, info, standing = trained_weights(path, which)
-    channels = info["channels"]
+    try:
+        channels, classes = int(info["channels"]), len(info["classes"])
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"checkpoint {standing} is damaged: state.json lacks the channels or the classes") from None
     source = own or run.model
     if isinstance(source, OwnModel):
         source = replace(source, weights=None)  # those it began from may be gone
     # Mean and standard deviation are buffers of the network, and come with its weights.
     with global_generators(0):
-        model = source.build(channels, len(info["classes"]), [0.0] * channels, [1.0] * channels)
+        model = source.build(channels, classes, [0.0] * channels, [1.0] * channels)
     fill(model, tensors, standing)
     return model
 
@@ -127,13 +131,14 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate a run directory on its test images with its own protocol, and write evaluation.json and .npz into it."""
     run, rundir = load_run(path), RunDir(path)
+    _, info, _ = trained_weights(path, which)
     model = load_model(path, which, own).to(chosen_device(device))
     test = load_splits(run).test
     seed, chunk = 0, 500
     found = predictions(model, test, run.probe.attack, seed, chunk, done)
     about = protocol(run.probe.attack, seed, chunk, split="test", checkpoint=which, data_sha256=test.sha256())
     y = test.y.cpu().numpy()
-    result = summarise(y, test.classes, found.clean, found.pgd, about)
+    result = {"epoch": info["epoch"], **summarise(y, test.classes, found.clean, found.pgd, about)}
     unfinished = rundir.predictions.with_name(".evaluation.npz")
     np.savez(unfinished, y=y, ids=test.ids.cpu().numpy(), **found._asdict())
     unfinished.replace(rundir.predictions)

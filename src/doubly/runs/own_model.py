@@ -59,7 +59,10 @@ class OwnModel:
             raise UsageError(
                 f"--model {self.function} cannot be called ({problem}): name a function of nothing, or of classes"
             ) from None
-        model = function(**arguments)
+        try:
+            model = function(**arguments)
+        except Exception as problem:  # whatever somebody's function raises
+            raise UsageError(f"--model {self.function} raised {type(problem).__name__}: {problem}") from None
         if not isinstance(model, nn.Module):
             raise UsageError(f"--model {self.function} must return an nn.Module, got {type(model).__name__}")
         if self.weights is not None:

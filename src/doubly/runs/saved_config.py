@@ -9,15 +9,16 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from doubly.attacks import ATTACKS
 from doubly.bilevel import STEP_RULES
-from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES
+from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Augmentation
 from doubly.errors import UsageError
-from doubly.losses import LOSSES
+from doubly.losses import LOSSES, Loss
 from doubly.methods import METHODS
 from doubly.models import MODELS
 from doubly.runs.config import SGD, Data, Probe, Run
 from doubly.runs.own_model import GivenData, GivenModel, OwnModel
 from doubly.schedules import SCHEDULES
 from doubly.threat import THREATS
+from doubly.types import Attack
 
 KINDS: dict[str, type] = {
     "run": Run,
@@ -37,6 +38,11 @@ KINDS: dict[str, type] = {
     **{f"dataset.{name}": kind for name, kind in DATASETS.items()},
     **{f"imbalance.{name}": kind for name, kind in IMBALANCES.items()},
     **{f"augment.{name}": kind for name, kind in AUGMENTATIONS.items()},
+}
+CALLED: dict[type, set[type]] = {
+    Attack: set(ATTACKS.values()),
+    Loss: set(LOSSES.values()),
+    Augmentation: set(AUGMENTATIONS.values()),
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
@@ -113,7 +119,8 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
             raise UsageError(f"{where} must be of type {hint.__name__}, got {value!r:.60}")
         return value
     node = from_json(value, where)
-    if not isinstance(node, hint):
+    # A protocol of __call__ alone is met by anything that can be called: there the table decides.
+    if not isinstance(node, hint) or type(node) not in CALLED.get(hint, {type(node)}):
         raise UsageError(f"{where} must be a {hint.__name__}, but {value['kind']} is none")
     return node
 

@@ -32,15 +32,20 @@ class Search:
     splits: int = 2
     holdout: float = 0.25
 
+    def __post_init__(self) -> None:
+        if self.trials < 1 or self.splits < 1:
+            raise UsageError(f"trials and splits must be at least 1, got {self.trials} and {self.splits}")
+
     def candidates(self) -> list[dict[str, Any]]:
         """Different points of the grid; the same for equal spaces."""
-        possible = math.prod(len(values) for values in self.space.values())
+        grid = {path: [v for i, v in enumerate(values) if v not in values[:i]] for path, values in self.space.items()}
+        possible = math.prod(len(values) for values in grid.values())
         if self.trials > possible:
             raise UsageError(f"{self.trials} trials asked for, but the grid has only {possible} points")
         draw = random.Random(0)
         found: list[dict[str, Any]] = []
         while len(found) < self.trials:
-            point = {path: draw.choice(list(values)) for path, values in self.space.items()}
+            point = {path: draw.choice(values) for path, values in grid.items()}
             if point not in found:
                 found.append(point)
         return found
@@ -97,7 +102,7 @@ def with_changes(run: Run, changes: Mapping[str, Any]) -> Run:
 
 def _last_probe(job: Job) -> dict[str, Any] | None:
     rows = read_metrics(RunDir(job.output).metrics)
-    return rows[-1].get("probe") if len(rows) == job.run.epochs else None
+    return rows[-1].get("probe") if job.done else None
 
 
 def search_all(searches: Sequence[Search], processes: int, console: Console) -> list[dict[str, Any]]:

@@ -80,8 +80,8 @@ class Training:
 
     def check_weights(self) -> None:
         """No checkpoint holds weights that are not finite, so the last one is always a good one."""
-        for name, tensor in self.model.state_dict().items():
-            check_finite(tensor, f"the model's {name}")
+        for name, parameter in self.model.named_parameters():
+            check_finite(parameter, f"the model's {name}")
 
     def update_average(self) -> None:
         """The early average is a short one, so that the initial weights do not linger in it."""
@@ -121,6 +121,14 @@ class Training:
 
     def restore(self, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], path: Path) -> None:
         """Go back to a snapshot, with the choices that were made by measuring when it began."""
+        try:
+            self._restore(tensors, info, path)
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            if isinstance(problem, UsageError):
+                raise
+            raise UsageError(f"checkpoint {path} is damaged ({problem!r}): delete it to begin again") from None
+
+    def _restore(self, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], path: Path) -> None:
         choices = info["choices"]
         torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
         self.channels_last = choices["channels_last"]

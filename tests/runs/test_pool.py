@@ -1,0 +1,175 @@
+import re
+from concurrent.futures import Future
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from doubly.errors import UsageError
+from doubly.rundir import RunDir, read_json, read_metrics, write_json
+from doubly.runs import SGD, Interrupted, Run, evaluate_run, train_run
+from doubly.runs import pool as pool_module
+from doubly.runs.pool import Job, run_jobs
+from doubly.runs.saved_config import from_json
+from doubly.schedules import Constant
+
+SMALL = {
+    "kind": "run",
+    "data": {"kind": "data", "source": {"kind": "dataset.digits"}},
+    "model": {"kind": "model.small_cnn", "width": 2},
+    "method": {"kind": "method.at", "attack": {"kind": "attack.pgd", "steps": 1}},
+    "probe": {"kind": "probe", "every": 2, "size": 20, "attack": {"kind": "attack.pgd", "steps": 1}},
+    "epochs": 2,
+    "batch": 512,
+    "device": "cpu",
+    "channels_last": "no",
+}
+
+
+def small(**changes) -> Run:
+    return replace(from_json(SMALL), **changes)
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file below, and when it was written."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def without_seconds(path: Path) -> list[dict]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_metrics(path)]
+
+
+class Pool:
+    """One call of `run_jobs` for the whole file, since a process takes seconds to start: jobs of every fate."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.said = folder, StringIO()
+        self.jobs = {
+            "done": Job(small(seed=1), folder / "done"),
+            "diverges": Job(small(optimiser=SGD(Constant(1e30))), folder / "diverges"),
+            "refused": Job(small(), folder / "refused"),
+            "whole": Job(small(), folder / "whole"),
+            "cut": Job(small(), folder / "cut"),
+            "trained": Job(small(seed=2), folder / "trained", evaluate=False),
+        }
+        (folder / "refused").mkdir()
+        (folder / "refused" / "letter.txt").write_text("dear diary")
+        train_run(self.jobs["done"].run, folder / "done")
+        evaluate_run(folder / "done")
+        count = iter(range(100))
+        with pytest.raises(Interrupted):
+            train_run(self.jobs["cut"].run, folder / "cut", stop=lambda: next(count) == 3)
+        self.before = contents(folder / "done")
+        self.at_first = {name: job.done for name, job in self.jobs.items()}
+        self.failures = run_jobs(list(self.jobs.values()), 1, Console(file=self.said))
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_module, "cores", lambda: 1)  # one thread for the one process, as in this one
+        made = Pool(tmp_path_factory.mktemp("pool"))
+    torch.set_num_threads(threads)
+    return made
+
+
+class Inline:
+    """A pool in this process, so that what is changed here is changed for the jobs."""
+
+    def __init__(self, processes, context, prepare, arguments):
+        prepare(*arguments)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *problem): ...
+
+    def submit(self, work, *arguments):
+        future = Future()
+        future.set_result(work(*arguments))
+        return future
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    monkeypatch.setattr(pool_module, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(pool_module, "cores", lambda: 1)
+
+
+def test_what_is_done_is_skipped_and_nothing_of_it_rewritten(pool):
+    assert pool.at_first == {name: name == "done" for name in pool.jobs}
+    assert contents(pool.folder / "done") == pool.before
+    assert pool.said.getvalue().startswith("1 of 6 runs are done already\n")
+
+
+def test_a_failure_is_reported_with_its_sentence_and_stops_nobody(pool):
+    assert pool.failures.keys() == {pool.folder / "diverges", pool.folder / "refused"}
+    assert re.search(r"epoch 0, step \d+: .*NaN or infinite", pool.failures[pool.folder / "diverges"])
+    refused = f"{pool.folder / 'refused'} is not empty (letter.txt): choose another --output"
+    assert pool.failures[pool.folder / "refused"].endswith(refused)
+    assert {name for name, job in pool.jobs.items() if job.done} == {"done", "whole", "cut", "trained"}
+    assert not pool.jobs["refused"].epochs_done and not RunDir(pool.folder / "refused").config.exists()
+
+
+def test_the_results_are_those_of_the_run_alone(pool, tmp_path, same_bits, tiny):
+    train_run(small(), tmp_path)
+    evaluate_run(tmp_path)
+    found = pool.folder / "whole"
+    assert same_bits(tiny.checkpoint(found)[0], tiny.checkpoint(tmp_path)[0])
+    assert tiny.checkpoint(found)[1]["choices"] == {"channels_last": False, "threads": 1}
+    assert read_json(RunDir(found).evaluation) == read_json(RunDir(tmp_path).evaluation)
+    assert without_seconds(RunDir(found).metrics) == without_seconds(RunDir(tmp_path).metrics)
+
+
+def test_what_was_cut_is_resumed_to_the_same_bits(pool, same_bits, tiny):
+    cut, whole = pool.folder / "cut", pool.folder / "whole"
+    assert same_bits(tiny.checkpoint(cut)[0], tiny.checkpoint(whole)[0])
+    assert read_json(RunDir(cut).evaluation) == read_json(RunDir(whole).evaluation)
+    assert without_seconds(RunDir(cut).metrics) == without_seconds(RunDir(whole).metrics)
+
+
+def test_a_job_that_is_only_trained_leaves_the_test_images_alone(pool):
+    assert pool.jobs["trained"].epochs_done == 2
+    assert not RunDir(pool.folder / "trained").evaluation.exists()
+    assert not replace(pool.jobs["trained"], evaluate=True).done
+
+
+def test_every_run_gets_a_line(pool):
+    lines = pool.said.getvalue().splitlines()[1:]
+    outputs = [str(job.output) for name, job in pool.jobs.items() if name != "done"]
+    assert sorted(line.split(": ")[1] for line in lines[:5]) == sorted(outputs)
+    assert [line.split(": ")[0] for line in lines[:5]] == [f"{number} of 5" for number in range(1, 6)]
+
+
+def test_what_is_all_done_starts_no_process(pool, monkeypatch):
+    monkeypatch.setattr(pool_module, "ProcessPoolExecutor", None)
+    before = contents(pool.folder)
+    assert run_jobs([job for job in pool.jobs.values() if job.done], 1, Console(file=pool.said)) == {}
+    assert contents(pool.folder) == before
+
+
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_the_numbers_of_another_run_are_not_taken_for_those_of_this_one(pool, inline, evaluate):
+    """The directory of a changed recipe, or of a search in another space."""
+    other = Job(small(optimiser=SGD(Constant(0.05))), pool.folder / "whole", evaluate)
+    assert Job(small(), pool.folder / "whole", evaluate).done and not other.done
+    said = run_jobs([other], 1, Console(file=StringIO()))[other.output]
+    assert f"{other.output} was begun with another configuration (optimiser.lr" in said
+
+
+def test_a_damaged_configuration_is_a_sentence_too(tmp_path, inline):
+    write_json(tmp_path / "config.json", {"kind": "nonsense"})
+    job = Job(small(), tmp_path)
+    assert not job.done
+    assert "unknown kind 'nonsense'" in run_jobs([job], 1, Console(file=StringIO()))[tmp_path]
+
+
+def test_no_processes_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="at least 1 process, got 0"):
+        run_jobs([Job(small(), tmp_path)], 0, Console(file=StringIO()))
