@@ -421,7 +421,7 @@ def reproduce(arguments: list[str]) -> int:
         """folder for the runs; runs/STUDY if not given"""
         jobs: int = 2
         """processes, each with its share of the cores"""
-        seeds: int = 2
+        seeds: int = 3
         """seeds per method, for the demo"""
 
     options = parsed(Options, arguments, "reproduce")

@@ -9,8 +9,9 @@ from rich.console import Console
 from doubly.cli import main
 from doubly.errors import UsageError
 from doubly.recipes import demo as demo_module
-from doubly.recipes.demo import METHODS, demo
+from doubly.recipes.demo import demo
 from doubly.recipes.digits import digits
+from doubly.recipes.digits_study import COMPARED as METHODS
 from doubly.rundir import RunDir, read_json
 from doubly.runs import load_run
 from doubly.runs.search import with_changes
@@ -50,6 +51,7 @@ def small():
         patch.setattr("doubly.runs.pool.ProcessPoolExecutor", Inline)
         patch.setattr("doubly.runs.pool.cores", lambda: 1)
         patch.setattr(demo_module, "digits", lambda method, imbalanced: with_changes(digits(method, imbalanced), TINY))
+        patch.setattr(demo_module, "EPOCHS", 1)
         yield
     torch.set_num_threads(threads)
 
@@ -96,7 +98,7 @@ def test_again_it_trains_nothing_and_shows_the_same(shown, monkeypatch, capfd):
     text, folder, page = shown
     monkeypatch.setattr("doubly.runs.pool.ProcessPoolExecutor", None)
     monkeypatch.setattr("doubly.cli.OUT", Console(width=160))
-    assert main(["reproduce", "demo", "--output", str(folder), "--jobs", "1"]) == 0
+    assert main(["reproduce", "demo", "--output", str(folder), "--jobs", "1", "--seeds", "2"]) == 0
     out, _ = capfd.readouterr()
     assert out.startswith("8 of 8 runs are done already")
     assert [line for line in text.splitlines() if "│" in line] == [line for line in out.splitlines() if "│" in line]

@@ -95,7 +95,7 @@ def test_the_folds_of_every_row_test_each_image_once_and_train_on_all_others(tmp
 
 def test_each_row_is_what_its_label_says():
     rows = {(arm.table, arm.label): arm.run for arm in arms(WINNERS)}
-    assert len(rows) == len(arms(WINNERS)) == 5 + 5 + 4 + 6
+    assert len(rows) == len(arms(WINNERS)) == 5 + 5 + 4 + 6 + 6
     for table in ("imbalanced", "balanced"):
         for method in COMPARED:
             run = digits(method, table == "imbalanced")
@@ -105,6 +105,10 @@ def test_each_row_is_what_its_label_says():
         run, numbers = rows["short", method], SHORT_PLAIN if method == "at" else SHORT_DONE
         assert run == with_changes(digits(method, True), numbers)
         assert (run.epochs, run.optimiser.lr.peak, run.optimiser.weight_decay) == (SHORT, 0.1, 5e-4)
+    for label in ("done_pgd cap 2", "done_pgd cap 3", "done_pgd cap 5", "done_gd cap 3", "done_adam cap 3"):
+        run, at = rows["equal", label], rows["equal", "at"]
+        assert (run.optimiser, run.epochs) == (at.optimiser, at.epochs) and at == rows["imbalanced", "at"]
+        assert label.startswith(run.name.rpartition(".")[2]) and label.endswith(f" {run.method.cap:g}")
     best = rows["imbalanced", "done_pgd"]
     ablation = {label: run for (table, label), run in rows.items() if table == "ablation"}
     assert all(replace(run, method=best.method) == best for run in ablation.values())  # they differ in the method alone
@@ -180,6 +184,9 @@ def studied(miniature, tmp_path_factory):
 ROWS = [
     *((table, label) for table in ("imbalanced", "balanced") for label in ("at", "done_pgd", "done_pgd cap None")),
     *(("short", label) for label in ("at", "done_pgd")),
+    ("equal", "at"),
+    *(("equal", f"done_pgd cap {cap}") for cap in (2, 3, 5)),
+    *(("equal", f"done_{name} cap 3") for name in ("gd", "adam")),
     ("ablation", "AT with these numbers"),
     ("ablation", "batch softmax"),
     ("ablation", "tracked u"),
@@ -243,7 +250,8 @@ def test_the_differences_are_those_of_the_same_images(studied):
     folder, results = studied
     found = {(d["table"], d["label"], d["metric"]): d for d in results["differences"]}
     heads = dict(reversed(ROWS))  # the first of each table
-    assert heads == {"imbalanced": "at", "balanced": "at", "short": "at", "ablation": "AT with these numbers"}
+    plain = {table: "at" for table in ("imbalanced", "balanced", "short", "equal")}
+    assert heads == {**plain, "ablation": "AT with these numbers"}
     others = [(table, label) for table, label in ROWS if heads[table] != label]
     assert len(found) == len(results["differences"]) == 3 * len(others)
     for table, label in others:
@@ -275,7 +283,7 @@ def test_again_it_trains_nothing_and_the_page_is_written(studied, monkeypatch, c
     monkeypatch.setattr("doubly.runs.pool.ProcessPoolExecutor", None)
     assert main(["reproduce", "digits", "--output", str(folder), "--jobs", "1"]) == 0
     out, _ = capfd.readouterr()
-    assert "4 of 4 runs are done already" in out and "28 of 28 runs are done already" in out
+    assert "4 of 4 runs are done already" in out and "40 of 40 runs are done already" in out
     assert read_json(folder / "results.json") == results
     text = (folder / "results.md").read_text()
     assert text == study_markdown(results) and str(folder / "results.md") in out

@@ -7,7 +7,7 @@ from doubly.cli import main
 from doubly.data import Balanced, Digits, StepImbalance
 from doubly.errors import UsageError
 from doubly.methods import AT, DONE, Standard
-from doubly.recipes import RECIPES, recipe
+from doubly.recipes import RECIPES, digits, recipe
 from doubly.runs import Run
 from doubly.runs.saved_config import from_json, to_json
 from doubly.schedules import Cyclic
@@ -81,11 +81,14 @@ def test_digits_are_attacked_within_015_in_steps_of_a_quarter(name):
 
 
 @each_digits
-def test_the_budget_and_the_optimiser_are_those_of_the_paper(name):
+def test_the_budget_is_the_papers_and_the_rest_what_the_search_chose(name):
     run = recipe(name)
     assert (run.epochs, run.batch) == (60, 128)
-    assert (run.optimiser.momentum, run.optimiser.weight_decay, run.optimiser.clip) == (0.9, 5e-4, None)
-    assert run.optimiser.lr == Cyclic(0.1, 0.4)
+    assert (run.optimiser.momentum, run.optimiser.clip) == (0.9, None)
+    assert isinstance(run.optimiser.lr, Cyclic) and run.optimiser.lr.turn == 0.4
+    chosen = digits.CHOSEN.get(name, {"optimiser.lr.peak": 0.1, "optimiser.weight_decay": 5e-4})
+    assert run.optimiser.lr.peak == chosen["optimiser.lr.peak"]
+    assert run.optimiser.weight_decay == chosen["optimiser.weight_decay"]
 
 
 @each_done
@@ -102,10 +105,11 @@ def test_r_is_10_then_1_from_two_thirds_and_01_from_five_sixths(name):
 
 @each_done
 def test_the_literal_rule_is_one_flag_away(name, trained):
-    assert recipe(name).method.cap == 5.0
+    cap = recipe(name).method.cap
+    assert cap == digits.CHOSEN[name]["method.cap"]
     run = trained(name, "--method.cap", "None")
     assert run.method.cap is None
-    assert from_json({**to_json(run), "method": {**to_json(run.method), "cap": 5.0}}) == recipe(name)  # and only that
+    assert from_json({**to_json(run), "method": {**to_json(run.method), "cap": cap}}) == recipe(name)  # and only that
     literal = trained(name, "--method.cap", "None", "--method.damping", "0", "--method.implicit", "exact")
     assert (literal.method.cap, literal.method.damping, literal.method.implicit) == (None, 0.0, "exact")
 

@@ -75,7 +75,9 @@ def test_a_table_per_comparison_its_differences_and_the_searches(results):
         *(title.format(short_epochs=7) for title in TITLES.values()),
         "What the searches chose",
     ]
-    assert len(tables(text)) == 2 * len(TITLES) + 1 and text.count("Difference to `at`, with 95 % intervals") == 4
+    assert len(tables(text)) == 2 * len(TITLES) + 1 and text.count("Difference to `at`, with 95 % intervals") == len(
+        TITLES
+    )
     assert tables(text)[1][0] == ["", *METRICS]
     assert tables(text)[1][2] == ["done_pgd", *["+1.2 [-0.4, +3.0]"] * 3]
     assert tables(text)[-1][2] == ["`digits.at`", "3", "peak 0.2, epochs 40", "70.0 (median trial 60.0)"]

@@ -79,6 +79,12 @@ def arms(winners: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
     for method in COMPARED:
         numbers = SHORT_PLAIN if method == "at" else SHORT_DONE
         rows.append(Arm("short", method, with_changes(digits(method, True), numbers)))
+    at = chosen("at", True)
+    rows.append(Arm("equal", "at", at))
+    for label, cap in (("done_pgd", 2.0), ("done_pgd", 3.0), ("done_pgd", 5.0), ("done_gd", 3.0), ("done_adam", 3.0)):
+        run = with_changes(digits(label, True), {"method.cap": cap, "method.temperature.values": [10.0, 1.0, 0.1]})
+        equal = replace(run, optimiser=at.optimiser, epochs=at.epochs)
+        rows.append(Arm("equal", f"{label} cap {cap:g}", equal))
     best = chosen("done_pgd", True)
     plain = {"method.cap": None, "method.implicit": "none"}
     rows.append(Arm("ablation", "AT with these numbers", replace(best, method=digits("at", True).method)))

@@ -9,6 +9,7 @@ from doubly.report.protocol import describe
 
 TITLES = {
     "imbalanced": "Imbalanced digits (classes 0–4 keep a fifth), each method at the numbers its search chose",
+    "equal": "Imbalanced digits, every method at the rate, epochs and weight decay chosen for AT; r as in the paper",
     "balanced": "Balanced digits, each method at the numbers its search chose",
     "short": "Short budget on imbalanced digits: {short_epochs} epochs, learning rate 0.1, weight decay 5e-4, cap 5",
     "ablation": "Ablation on imbalanced digits, all at the numbers chosen for DONE-PGD",

@@ -1,6 +1,6 @@
 """A small search on the hold-out: the same number of trials for every method, drawn from a grid by a seed.
 
-The test images take no part. The score is the mean of RA-PGD and
+The test images of the run take no part. The score is the mean of RA-PGD and
 RA-Tail-30 on the hold-out after the last epoch, averaged over `splits` hold-outs.
 """
 
