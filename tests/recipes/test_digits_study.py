@@ -250,7 +250,7 @@ def test_the_differences_are_those_of_the_same_images(studied):
     folder, results = studied
     found = {(d["table"], d["label"], d["metric"]): d for d in results["differences"]}
     heads = dict(reversed(ROWS))  # the first of each table
-    plain = {table: "at" for table in ("imbalanced", "balanced", "short", "equal")}
+    plain = dict.fromkeys(("imbalanced", "balanced", "short", "equal"), "at")
     assert heads == {**plain, "ablation": "AT with these numbers"}
     others = [(table, label) for table, label in ROWS if heads[table] != label]
     assert len(found) == len(results["differences"]) == 3 * len(others)
