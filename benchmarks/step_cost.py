@@ -8,7 +8,6 @@ of its own per contestant.
 """
 
 import argparse
-import json
 import resource
 import statistics
 import subprocess
@@ -142,27 +141,24 @@ def count_passes(name: str, steps: int) -> dict[str, tuple[int, int]]:
     return found
 
 
-def peak_memory(name: str, label: str, batch: int, steps: int) -> float:
-    """MiB above the idle process, of one step in a process of its own."""
-    code = f"import benchmarks_step_cost as b; b.report_peak({name!r}, {label!r}, {batch}, {steps})"
-    setup = "import sys, runpy, types; m = types.ModuleType('benchmarks_step_cost'); sys.modules[m.__name__] = m; "
-    setup += f"m.__dict__.update(runpy.run_path({__file__!r})); "
-    done = subprocess.run([sys.executable, "-c", setup + code], capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout))
+def peak_memory(name: str, label: str, batch: int) -> float:
+    """MiB that one step takes above the idle process, in a process of its own; the peak is one pass's, whatever K."""
+    asked = [sys.executable, __file__, "--models", name, "--batch", str(batch), "--peak-of", label]
+    return float(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
 
 
-def report_peak(name: str, label: str, batch: int, steps: int) -> None:
-    step = contestants(name, batch, steps)[label]
+def report_peak(name: str, label: str, batch: int) -> None:
+    step = contestants(name, batch, 1)[label]
     idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step()
-    print(json.dumps((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle) / 1024))
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle) / 1024)
 
 
 def measure(name: str, batch: int, steps: int, rounds: int) -> dict[str, list[float]]:
+    for step in contestants(name, 8, 1).values():
+        step()  # warm up, on little
     steps_of = contestants(name, batch, steps)
     seconds: dict[str, list[float]] = {label: [] for label in steps_of}
-    for step in steps_of.values():
-        step()  # warm up
     for _ in range(rounds):
         for label, step in steps_of.items():
             begun = time.perf_counter()
@@ -177,7 +173,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.peak_of:
+        report_peak(options.models[0], options.peak_of, options.batch)
+        return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {options.batch}, K = {options.steps}")
     print("\npasses per step (forward, backward), counted:")
     for label, (forward, backward) in count_passes("narrow_resnet", options.steps).items():
@@ -186,7 +186,7 @@ def main() -> None:
         seconds = measure(name, options.batch, options.steps, options.rounds)
         print(f"\n{name}: seconds per step (median of {options.rounds}) and peak memory of a step")
         for label, values in seconds.items():
-            memory = peak_memory(name, label, options.batch, options.steps)
+            memory = peak_memory(name, label, options.batch)
             print(f"  {label:18} {statistics.median(values):8.3f} s   {memory:7.0f} MiB")
         for above, below, aim in RATIOS:
             rounds = [a / b for a, b in zip(seconds[above], seconds[below], strict=True)]
