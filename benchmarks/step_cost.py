@@ -8,12 +8,12 @@ of its own per contestant.
 """
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -149,9 +149,16 @@ def peak_memory(name: str, label: str, batch: int) -> float:
 
 def report_peak(name: str, label: str, batch: int) -> None:
     step = contestants(name, batch, 1)[label]
-    idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports (Linux)
+    idle = resident("VmRSS")
     step()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle) / 1024)
+    print(resident("VmHWM") - idle)
+
+
+def resident(field: str) -> float:
+    """MiB, now (VmRSS) or at the peak (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
 
 
 def measure(name: str, batch: int, steps: int, rounds: int) -> dict[str, list[float]]:

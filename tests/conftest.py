@@ -1,6 +1,52 @@
-"""Settings of all tests: property tests draw the same examples every time, and a busy machine does not fail them."""
+"""For all tests: one thread, property tests that draw the same examples every time, and what several files share."""
 
+import runpy
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
 from hypothesis import settings
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """The tensors are small, and the machine is shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def dense_cid():
+    """The dumb twin of `cid`."""
+    return runpy.run_path(str(Path(__file__).parent / "reference" / "dense_cid.py"))["dense_cid"]
+
+
+class Inline:
+    """A pool in this process, so that what a test changes is changed for the jobs."""
+
+    def __init__(self, processes, context, prepare, arguments):
+        prepare(*arguments)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *problem): ...
+
+    def submit(self, work, *arguments):
+        future = Future()
+        future.set_result(work(*arguments))
+        return future
+
+
+@pytest.fixture(scope="module")
+def inline():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("doubly.runs.pool.ProcessPoolExecutor", Inline)
+        patch.setattr("doubly.runs.pool.cores", lambda: 1)
+        yield

@@ -1,9 +1,7 @@
 import re
-from concurrent.futures import Future
 from io import StringIO
 
 import pytest
-import torch
 from rich.console import Console
 
 from doubly.cli import main
@@ -26,34 +24,12 @@ TINY = {
 }
 
 
-class Inline:
-    """A pool in this process, so that what is changed here is changed for the jobs."""
-
-    def __init__(self, processes, context, prepare, arguments):
-        prepare(*arguments)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *problem): ...
-
-    def submit(self, work, *arguments):
-        future = Future()
-        future.set_result(work(*arguments))
-        return future
-
-
 @pytest.fixture(scope="module")
-def small():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def small(inline):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("doubly.runs.pool.ProcessPoolExecutor", Inline)
-        patch.setattr("doubly.runs.pool.cores", lambda: 1)
         patch.setattr(demo_module, "digits", lambda method, imbalanced: with_changes(digits(method, imbalanced), TINY))
         patch.setattr(demo_module, "EPOCHS", 1)
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

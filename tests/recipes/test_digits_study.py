@@ -1,5 +1,4 @@
 from collections import defaultdict
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -133,30 +132,9 @@ TINY = {"batch": 64, "model.width": 4, "method.attack.steps": 1, "probe.attack.s
 PLAIN = {"epochs": [1], "optimiser.lr.peak": [0.2]}
 
 
-class Inline:
-    """A pool in this process, so that what is changed here is changed for the jobs."""
-
-    def __init__(self, processes, context, prepare, arguments):
-        prepare(*arguments)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *problem): ...
-
-    def submit(self, work, *arguments):
-        future = Future()
-        future.set_result(work(*arguments))
-        return future
-
-
 @pytest.fixture(scope="module")
-def miniature():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def miniature(inline):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("doubly.runs.pool.ProcessPoolExecutor", Inline)
-        patch.setattr("doubly.runs.pool.cores", lambda: 1)
         for name, value in {
             "FOLDS": 2,
             "SHORT": 1,
@@ -171,7 +149,6 @@ def miniature():
         }.items():
             patch.setattr(study_module, name, value)
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 import re
-from concurrent.futures import Future
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from doubly.errors import UsageError
@@ -70,36 +68,9 @@ class Pool:
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_module, "cores", lambda: 1)  # one thread for the one process, as in this one
-        made = Pool(tmp_path_factory.mktemp("pool"))
-    torch.set_num_threads(threads)
-    return made
-
-
-class Inline:
-    """A pool in this process, so that what is changed here is changed for the jobs."""
-
-    def __init__(self, processes, context, prepare, arguments):
-        prepare(*arguments)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *problem): ...
-
-    def submit(self, work, *arguments):
-        future = Future()
-        future.set_result(work(*arguments))
-        return future
-
-
-@pytest.fixture
-def inline(monkeypatch):
-    monkeypatch.setattr(pool_module, "ProcessPoolExecutor", Inline)
-    monkeypatch.setattr(pool_module, "cores", lambda: 1)
+        return Pool(tmp_path_factory.mktemp("pool"))
 
 
 def test_what_is_done_is_skipped_and_nothing_of_it_rewritten(pool):

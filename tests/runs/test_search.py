@@ -1,5 +1,4 @@
 import json
-from concurrent.futures import Future
 from io import StringIO
 
 import pytest
@@ -27,29 +26,6 @@ SPACE = {"optimiser.weight_decay": [5e-4, 2e-3, 5e-3], "epochs": [1, 2], "method
 
 def search(output, space=SPACE, name="digits.at", **settings):
     return Search(with_changes(recipe(name), TINY), space, output, **{"trials": 4, "splits": 2, **settings})
-
-
-class Inline:
-    """A pool in this process, so that what is changed here is changed for the jobs."""
-
-    def __init__(self, processes, context, prepare, arguments):
-        prepare(*arguments)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *problem): ...
-
-    def submit(self, work, *arguments):
-        future = Future()
-        future.set_result(work(*arguments))
-        return future
-
-
-@pytest.fixture
-def inline(monkeypatch):
-    monkeypatch.setattr("doubly.runs.pool.ProcessPoolExecutor", Inline)
-    monkeypatch.setattr("doubly.runs.pool.cores", lambda: 1)
 
 
 # --- which points are tried ------------------------------------------------------------------------------------------

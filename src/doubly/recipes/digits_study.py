@@ -131,7 +131,7 @@ def _row(arm: Arm, output: Path, failures: Mapping[Path, str]) -> dict[str, Any]
     y, correct = _pooled(arm, output)
     return {
         **row,
-        "protocol": tests[0]["protocol"],
+        "protocol": {key: value for key, value in tests[0]["protocol"].items() if key != "data_sha256"},  # a fold's
         "n": len(y),
         "per_fold": {key: [test[key] for test in tests] for key in ("sa", "ra_pgd", "ra_tail_30")},
         "worst_per_fold": [test["worst_class"]["ra_pgd"] for test in tests],
