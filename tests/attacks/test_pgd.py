@@ -155,7 +155,8 @@ def test_batch_norm_in_train_mode_uses_the_batch():
     net[1].running_mean.fill_(5.0)
     x, y = torch.rand(6, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1, 2])
     evaluation, training = (
-        PGD(LinfBall(EPS), 1, GradientStep(1.0), "zero", mode=mode)(net, x, y, seeded()) for mode in ("eval", "train")
+        PGD(LinfBall(EPS), 1, GradientStep(1.0), "zero", attack_mode=mode)(net, x, y, seeded())
+        for mode in ("eval", "train")
     )
     point = x.clone().requires_grad_()
     copied = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))

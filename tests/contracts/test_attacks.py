@@ -28,7 +28,7 @@ def with_fields(attack, **values):
 
 
 def modes(name):
-    return ("eval", "train") if "mode" in {f.name for f in dataclasses.fields(ATTACKS[name])} else (None,)
+    return ("eval", "train") if "attack_mode" in {f.name for f in dataclasses.fields(ATTACKS[name])} else (None,)
 
 
 CASES = [(name, mode) for name in ATTACKS for mode in modes(name)]
@@ -37,7 +37,7 @@ each_attack = pytest.mark.parametrize(("name", "mode"), CASES, ids=[f"{n}-{m}" i
 
 def build(name, mode=None, **values):
     values = {"threat": LinfBall(EPS), **values}
-    return with_fields(ATTACKS[name](), **(values if mode is None else {**values, "mode": mode}))
+    return with_fields(ATTACKS[name](), **(values if mode is None else {**values, "attack_mode": mode}))
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def test_full_curvature_adds_one_product_per_iteration_and_no_forward():
 
 
 def test_an_attack_in_training_mode_costs_the_same():
-    assert passes(AT(attack(mode="train"))) == passes(AT(attack()))
+    assert passes(AT(attack(attack_mode="train"))) == passes(AT(attack()))
 
 
 @pytest.mark.parametrize("implicit", ["none", "first_order", "exact"])

@@ -72,7 +72,7 @@ def test_digits_are_attacked_within_015_in_steps_of_a_quarter(name):
     run = recipe(name)
     assert run.data.source == Digits(0, 5)
     assert run.probe.attack.threat == LinfBall(0.15) and run.probe.attack.threat.radius == 0.15
-    assert (run.probe.attack.steps, run.probe.attack.restarts, run.probe.attack.mode) == (20, 1, "eval")
+    assert (run.probe.attack.steps, run.probe.attack.restarts, run.probe.attack.attack_mode) == (20, 1, "eval")
     assert run.probe.attack.rule == SignStep(0.15 / 4)
     if not isinstance(run.method, Standard):
         assert run.method.attack.threat == LinfBall(0.15) and run.method.attack.steps == 10

@@ -24,9 +24,10 @@ class FGSM:
     """zero: at the image itself; uniform: at random inside the threat's set"""
     loss: Loss = field(default_factory=CrossEntropy)
     """what the attacker increases"""
-    mode: Mode = "eval"
+    attack_mode: Mode = "eval"
     """eval or train: see PGD"""
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         rule = SignStep(self.reach * self.threat.radius)
-        return PGD(self.threat, 1, rule, self.start, loss=self.loss, mode=self.mode)(model, x, y, generator)
+        attack = PGD(self.threat, 1, rule, self.start, loss=self.loss, attack_mode=self.attack_mode)
+        return attack(model, x, y, generator)

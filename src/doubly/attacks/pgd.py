@@ -33,7 +33,7 @@ class PGD:
     """how often to try; the highest loss of each sample is kept"""
     loss: Loss = field(default_factory=CrossEntropy)
     """what the attacker increases"""
-    mode: Mode = "eval"
+    attack_mode: Mode = "eval"
     """eval: batch norm uses its running statistics while attacking; train: the batch's, which it then forgets"""
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class PGD:
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         check_images(x, y)
-        with attacked(model, self.mode):
+        with attacked(model, self.attack_mode):
             delta = self._attempt(model, x, y, generator)
             for _ in range(self.restarts - 1):
                 other = self._attempt(model, x, y, generator)
