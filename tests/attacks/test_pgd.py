@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from doubly.attacks import FGSM, PGD
-from doubly.bilevel import AdamStep, GradientStep, SignStep
-from doubly.errors import UsageError
+from doubly.bilevel import AdamStep, BarrierStep, GradientStep, SignStep
+from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import CrossEntropy, LogitMargin
 from doubly.threat import L2Ball, LinfBall
 
@@ -189,3 +189,19 @@ def test_labels_that_the_model_does_not_know_are_refused_with_the_fix(model, bat
     y[3] = label
     with pytest.raises(UsageError, match="5 logits"):
         PGD()(model, x, y, seeded())
+
+
+def test_a_step_that_cannot_be_is_refused():
+    with pytest.raises(UsageError, match="barrier of a box"):
+        PGD(L2Ball(), rule=BarrierStep())
+    with pytest.raises(UsageError, match="must be positive"):
+        PGD(rule=SignStep(-0.1))
+
+
+def test_a_network_whose_gradient_is_broken_is_not_called_robust():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return torch.stack([x.sum((1, 2, 3)), (x - x).sqrt().sum((1, 2, 3))], 1)  # finite, but not its gradient
+
+    with pytest.raises(NonFiniteError, match="gradient"):
+        PGD()(Broken(), torch.rand(2, 1, 2, 2), torch.tensor([0, 1]), seeded())

@@ -282,7 +282,6 @@ def test_what_first_order_misses_is_kinks_and_rounding_not_the_formula(trained, 
     [
         ({"attack": PGD(L2Ball(), rule=GradientStep())}, "LinfBall"),
         ({"attack": PGD(L2Ball(), rule=GradientStep()), "implicit": "first_order"}, "LinfBall"),
-        ({"attack": PGD(L2Ball(), rule=BarrierStep()), "implicit": "none"}, "LinfBall"),
         ({"eta": 0.0}, "eta"),
         ({"eta": 1.5}, "eta"),
         ({"cap": 0.9}, "cap"),

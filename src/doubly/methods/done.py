@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from doubly import parallel
 from doubly.attacks import PGD, draws, repeating, statistics_frozen
 from doubly.bilevel import (
-    BarrierStep,
     Box,
     ConjugateGradient,
     Diagonal,
@@ -63,11 +62,8 @@ class DONE:
             raise UsageError(str(problem)) from None
         if not self.damping >= 0:
             raise UsageError(f"damping must not be negative, got {self.damping:g}")
-        needs_box = self.implicit != "none" or isinstance(self.attack.rule, BarrierStep)
-        if needs_box and not isinstance(self.attack.threat, LinfBall):
-            raise UsageError(
-                "the barrier of DONE is that of a box: use LinfBall, or implicit none and a gradient, sign or Adam step"
-            )
+        if self.implicit != "none" and not isinstance(self.attack.threat, LinfBall):
+            raise UsageError("the barrier of DONE is that of a box: use LinfBall, or implicit none")
         if self.implicit == "first_order" and (self.curvature == "full" or self.attack.loss != self.loss):
             raise UsageError(
                 "implicit first_order needs curvature barrier and one loss for attack and model: use exact"
