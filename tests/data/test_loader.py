@@ -121,3 +121,13 @@ def test_a_batch_that_cannot_be_shared_is_refused_at_once(monkeypatch):
         batches(numbered(), 5, 0, 0)
     with pytest.raises(UsageError, match="global batch of 0"):
         batches(numbered(), 0, 0, 0)
+
+
+def test_one_left_over_sample_is_no_batch_and_is_another_one_each_epoch():
+    images = numbered(9)
+    first, second = (torch.cat([batch.ids for batch in batches(images, 4, 0, epoch)]) for epoch in (0, 1))
+    assert len(first) == len(second) == 8 == 4 * steps_per_epoch(9, 4)
+    everything = set(images.ids.tolist())
+    assert everything - set(first.tolist()) != everything - set(second.tolist())
+    assert [len(batch.y) for batch in batches(numbered(10), 4, 0, 0)] == [4, 4, 2]
+    assert [len(batch.y) for batch in batches(numbered(3).subset([0]), 4, 0, 0)] == [1]

@@ -88,7 +88,7 @@ def test_evaluation_json_has_the_promised_fields_as_fractions(evaluated):
     doubly, done = evaluated
     found = read_json(doubly.folder / "whole" / "evaluation.json")
     promised = {"sa", "ra_pgd", "ra_tail_30", "ra_tail_30_classes", "worst_class", "per_class", "confusion", "n"}
-    assert set(found) == promised | {"protocol", "schema"}
+    assert set(found) == promised | {"protocol", "schema", "epoch"}
     values = list(fractions({key: value for key, value in found.items() if key != "protocol"}))
     assert len(values) == 3 + 1 + 20 and all(0 <= value <= 1 for value in values)
     assert set(found["worst_class"]) == {"name", "ra_pgd"} and len(found["ra_tail_30_classes"]) == 3

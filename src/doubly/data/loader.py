@@ -22,7 +22,7 @@ def steps_per_epoch(n: int, size: int) -> int:
         )
     shared = n - n % processes
     # One left-over sample is no batch: batch norm cannot normalise it. It is another one in every epoch.
-    return -(-shared // size) - (shared > size and shared % size == processes)
+    return -(-shared // size) - (shared > size and shared % size == 1)
 
 
 def batches(
