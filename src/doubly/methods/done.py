@@ -81,26 +81,19 @@ class DONE:
         return Objective(found.scalar, found.values, found.cotangents, found.aux, found.state)
 
     def direction(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, moment: Moment) -> Direction:
-        """The CID estimate at delta, however that was found; in full precision where second derivatives are taken."""
+        """The CID estimate at delta, however that was found."""
         if self.implicit == "none":
-            return self._direction(model, batch, delta, state, moment)
-        with torch.autocast(batch.x.device.type, enabled=False):
-            return self._direction(model, batch, delta, state, moment)
+            return self._estimate(model, batch, delta, state, moment)
+        with torch.autocast(batch.x.device.type, enabled=False):  # the implicit term drowns in half precision
+            return self._estimate(model, batch, delta, state, moment)
 
-    def _direction(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, moment: Moment) -> Direction:
-
+    def _estimate(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, moment: Moment) -> Direction:
         def problem(delta: Tensor) -> Terms:
             logits = model(batch.x + delta)
             check_logits(logits, batch.y)
             zero_sum = self.attack.loss == self.loss
             inner = None if zero_sum else -self.attack.loss(logits, batch.y)
             return Terms(self.loss(logits, batch.y), inner, logits.detach())
-
-        stand = draws()
-
-        def without_side_effect(delta: Tensor) -> Terms:
-            with statistics_frozen(model), repeating(stand):
-                return problem(delta)
 
         composition = LogMeanExp(self.temperature.at(moment.progress), self.eta, self.cap, self.mean_weight_limit)
         if self.implicit == "none":
@@ -109,6 +102,12 @@ class DONE:
         assert isinstance(box, Box), "checked when the method was made"
         inverse = box.inverse_curvature(delta, self.damping)
         if self.implicit == "first_order":
+            stand = draws()
+
+            def without_side_effect(delta: Tensor) -> Terms:
+                with statistics_frozen(model), repeating(stand):
+                    return problem(delta)
+
             return cid_first_order(
                 problem, without_side_effect, delta, composition, state, inverse, model.parameters(), parallel.gather
             )

@@ -2,8 +2,7 @@
 
 Learning rate, epochs, weight decay and cap of each recipe are what its search chose (digits.json, made by
 `doubly reproduce digits`; docs/digits.md); r is the paper's. damping 100 keeps the implicit term a fraction of the
-gradient: at 10 it is half as long as the whole gradient in DONE-GD, since input gradients are larger on 64 pixels than
-on 3,072 (docs/numerics.md).
+gradient: at 10 it is half as long as the whole gradient in DONE-GD (docs/numerics.md).
 """
 
 import json
