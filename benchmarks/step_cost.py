@@ -109,6 +109,7 @@ def contestants(name: str, batch: int, steps: int) -> dict[str, Step]:
     }
 
 
+LABELS = ["AT", "DONE none", "DONE first_order", "DONE exact", "bare loop", "official loop"]
 RATIOS = (
     ("DONE first_order", "AT", 1.2),
     ("DONE exact", "AT", None),
@@ -161,13 +162,15 @@ def resident(field: str) -> float:
     return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
 
 
-def measure(name: str, batch: int, steps: int, rounds: int) -> dict[str, list[float]]:
+def measure(name: str, batch: int, steps: int, rounds: int, chosen: list[str]) -> dict[str, list[float]]:
     for step in contestants(name, 8, 1).values():
         step()  # warm up, on little
-    steps_of = contestants(name, batch, steps)
+    steps_of = {label: step for label, step in contestants(name, batch, steps).items() if label in chosen}
     seconds: dict[str, list[float]] = {label: [] for label in steps_of}
-    for _ in range(rounds):
-        for label, step in steps_of.items():
+    labels = list(steps_of)
+    for turn in range(rounds):  # each round begins with another one: what ran before leaves its mark on the heap
+        for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
+            step = steps_of[label]
             begun = time.perf_counter()
             step()
             seconds[label].append(time.perf_counter() - begun)
@@ -180,6 +183,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--contestants", nargs="+", default=LABELS, choices=LABELS)
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak_of:
@@ -190,12 +194,14 @@ def main() -> None:
     for label, (forward, backward) in count_passes("narrow_resnet", options.steps).items():
         print(f"  {label:18} {forward:3} forward, {backward:3} backward")
     for name in options.models:
-        seconds = measure(name, options.batch, options.steps, options.rounds)
+        seconds = measure(name, options.batch, options.steps, options.rounds, options.contestants)
         print(f"\n{name}: seconds per step (median of {options.rounds}) and peak memory of a step")
         for label, values in seconds.items():
             memory = peak_memory(name, label, options.batch)
             print(f"  {label:18} {statistics.median(values):8.3f} s   {memory:7.0f} MiB")
         for above, below, aim in RATIOS:
+            if above not in seconds or below not in seconds:
+                continue
             rounds = [a / b for a, b in zip(seconds[above], seconds[below], strict=True)]
             text = f"  {above} / {below}: {statistics.median(rounds):.3f}  ({min(rounds):.3f} to {max(rounds):.3f})"
             print(text + (f"   aim <= {aim}: {'met' if statistics.median(rounds) <= aim else 'MISSED'}" if aim else ""))
