@@ -32,9 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[0] not in VERBS:
             raise UsageError(f"there is no verb '{words[0]}': valid are {', '.join(VERBS)}")
         return VERBS[words[0]](words[1:]) or 0
-    except (UsageError, ArithmeticError) as problem:
-        ERR.print(f"doubly: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
-        return 2
     except Interrupted as ending:
         ERR.print(f"doubly: {ending}", highlight=False, markup=False, soft_wrap=True)
         return 128 + ending.number
@@ -42,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 141
-    except OSError as problem:  # a full disk, a folder that may not be written
+    except (UsageError, ArithmeticError, OSError) as problem:  # OSError: a full disk, a folder that may not be written
         ERR.print(f"doubly: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
         return 2
 

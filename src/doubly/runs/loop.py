@@ -21,7 +21,7 @@ from doubly.runs.config import Probe, Run
 from doubly.runs.environment import environment
 from doubly.runs.measure import evaluate, load_run
 from doubly.runs.meter import Meter
-from doubly.runs.own_model import OwnModel
+from doubly.runs.own_model import without_initial_weights
 from doubly.runs.saved_config import difference, to_json
 from doubly.runs.training import Training
 from doubly.seeding import derived_seed, global_generators
@@ -64,8 +64,8 @@ def train_run(
             return _train(Training.begin(run, splits or load_splits(run), model), None, watch, stop)
         with lock(output):
             _claim(run, RunDir(output), resume)
-            if checkpoint.find(RunDir(output).checkpoints, "last") and isinstance(run.model, OwnModel):
-                run = replace(run, model=replace(run.model, weights=None))  # those it began from may be gone
+            if checkpoint.find(RunDir(output).checkpoints, "last"):
+                run = replace(run, model=without_initial_weights(run.model))
             training = Training.begin(run, splits or load_splits(run), model)
             _continue(training, RunDir(output), watch)
             return _train(training, RunDir(output), watch, stop)

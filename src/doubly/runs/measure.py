@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from doubly.rundir import RunDir, read_json, write_json
 from doubly.runs import checkpoint
 from doubly.runs.build import chosen_device, load_splits
 from doubly.runs.config import Run
-from doubly.runs.own_model import AnyImages, OwnModel, as_images, fill
+from doubly.runs.own_model import AnyImages, OwnModel, as_images, fill, without_initial_weights
 from doubly.runs.saved_config import from_json, to_json
 from doubly.seeding import generator, global_generators
 
@@ -106,20 +105,23 @@ def trained_weights(path: Path, which: str) -> tuple[dict[str, Tensor], dict[str
 
 def load_model(path: Path, which: str = "last", own: OwnModel | None = None) -> nn.Module:
     """The trained network of a run directory."""
+    return _trained(path, which, own)[0]
+
+
+def _trained(path: Path, which: str, own: OwnModel | None) -> tuple[nn.Module, dict[str, Any]]:
+    """(network, info) of one and the same checkpoint."""
     run = load_run(path)
     tensors, info, standing = trained_weights(path, which)
     try:
         channels, classes = int(info["channels"]), len(info["classes"])
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"checkpoint {standing} is damaged: state.json lacks the channels or the classes") from None
-    source = own or run.model
-    if isinstance(source, OwnModel):
-        source = replace(source, weights=None)  # those it began from may be gone
+    source = without_initial_weights(own or run.model)
     # Mean and standard deviation are buffers of the network, and come with its weights.
     with global_generators(0):
         model = source.build(channels, classes, [0.0] * channels, [1.0] * channels)
     fill(model, tensors, standing)
-    return model
+    return model, info
 
 
 def evaluate_run(
@@ -131,8 +133,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate a run directory on its test images with its own protocol, and write evaluation.json and .npz into it."""
     run, rundir = load_run(path), RunDir(path)
-    _, info, _ = trained_weights(path, which)
-    model = load_model(path, which, own).to(chosen_device(device))
+    model, info = _trained(path, which, own)
+    model.to(chosen_device(device))
     test = load_splits(run).test
     seed, chunk = 0, 500
     found = predictions(model, test, run.probe.attack, seed, chunk, done)

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from doubly.data import Images, Splits
 from doubly.data.images import MapDataset
 from doubly.errors import UsageError
+from doubly.models import Model
 
 AnyImages = Images | tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | MapDataset
 
@@ -68,6 +69,11 @@ class OwnModel:
         if self.weights is not None:
             load_weights(model, Path(self.weights))
         return model
+
+
+def without_initial_weights(model: Model) -> Model:
+    """For a network that a checkpoint fills: the file that it began from may be gone."""
+    return replace(model, weights=None) if isinstance(model, OwnModel) else model
 
 
 @dataclass(frozen=True)
