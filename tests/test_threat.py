@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from doubly.bilevel import Box, BoxedBall
+from doubly.bilevel import Box, Ball
 from doubly.errors import UsageError
 from doubly.threat import THREATS, L2Ball, LinfBall, Threat
 
@@ -33,7 +33,7 @@ def test_every_corner_is_an_image_exactly_and_within_the_radius(radius):
 def test_the_l2_ball_is_cut_to_the_image_range():
     x = torch.rand(20, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     ball = L2Ball(0.5).around(x)
-    assert isinstance(ball, BoxedBall)
+    assert isinstance(ball, Ball)
     delta = ball.project(torch.randn(20, 3, 4, 4, generator=torch.Generator().manual_seed(1)))
     assert (delta.flatten(1).norm(dim=1) <= 0.5 * (1 + 1e-6)).all()
     assert (x + delta).min() >= 0 and (x + delta).max() <= 1

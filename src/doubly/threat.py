@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from doubly.bilevel.ball import BoxedBall
+from doubly.bilevel.ball import Ball
 from doubly.bilevel.box import Box
 from doubly.bilevel.inner import Constraint
 from doubly.errors import UsageError
@@ -48,8 +48,8 @@ class L2Ball:
         if not self.radius > 0:
             raise UsageError(f"epsilon must be positive, got {self.radius:g}")
 
-    def around(self, x: Tensor) -> BoxedBall:
-        return BoxedBall(self.radius, Box(-x, 1 - x))
+    def around(self, x: Tensor) -> Ball:
+        return Ball(self.radius, Box(-x, 1 - x))
 
 
 THREATS: dict[str, type] = {"linf": LinfBall, "l2": L2Ball}

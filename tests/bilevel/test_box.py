@@ -122,3 +122,33 @@ def test_inverse_curvature_of_a_small_box_with_a_weak_barrier_keeps_its_digits(d
     exact = delta.double()
     expected = 1 / (1e-9 * ((1e-3 - exact) ** -2 + (1e-3 + exact) ** -2))
     assert torch.allclose(found.double(), expected, rtol=1e-4, atol=0)
+
+
+def test_numbers_stand_for_all_coordinates_and_yield_to_the_dtype_of_delta():
+    box = Box(-1, 2)
+    for dtype in (torch.float32, torch.float64):
+        delta = torch.tensor([[-3.0, 0.5, 3.0]], dtype=dtype)
+        assert torch.equal(box.project(delta), torch.tensor([[-1.0, 0.5, 2.0]], dtype=dtype))
+        assert box.at(delta).dtype is dtype and box.face(delta, delta).free.dtype is dtype
+
+
+def test_a_coordinate_is_held_on_the_bound_that_descent_would_cross():
+    delta = torch.tensor([[-1.0, -1.0, 1.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
+    slope = torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0, 0.0]], dtype=torch.float64)
+    face = Box(-1, 1).face(delta, slope)
+    assert torch.equal(face.free, torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0, 1.0]], dtype=torch.float64))
+    assert face.normal is None and face.multiplier is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_projected_point_is_found_to_be_on_its_bound_in_either_precision(dtype):
+    box = box_of((4, 30), dtype=dtype)
+    box.lower[0], box.upper[0] = -1e3, -999.0
+    held = box.face(box.upper + 0, torch.full_like(box.upper, -1.0)).free == 0
+    assert held.all() and (box.face(box.lower + 0, torch.ones_like(box.lower)).free == 0).all()
+
+
+def test_an_infinite_bound_holds_nothing():
+    delta = torch.tensor([[0.0, 1e30, 5.0]], dtype=torch.float64)
+    face = Box(0, torch.inf).face(delta, torch.tensor([[1.0, -1.0, -1.0]], dtype=torch.float64))
+    assert torch.equal(face.free, torch.tensor([[0.0, 1.0, 1.0]], dtype=torch.float64))

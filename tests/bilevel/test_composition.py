@@ -48,6 +48,24 @@ def test_running_mean_sees_the_whole_batch_of_all_ranks():
     assert cotangents.shape == (4,) and torch.allclose(cotangents, 2 * values.mean().expand(4))
 
 
+def test_running_mean_takes_any_shape_of_one_number_and_refuses_more():
+    values = losses_of(8)[:, None]
+    for f in (lambda u: u.sum(), lambda u: u, lambda u: u[None]):
+        cotangents, _ = RunningMean(f).update(values, values, {})
+        assert torch.equal(cotangents, torch.ones(8, 1).double())
+        assert RunningMean(f).value(values).shape == ()
+    wide = torch.ones(8, 3)
+    for call in (RunningMean().value, lambda wide: RunningMean().update(wide, wide, {})):
+        with pytest.raises(ValueError, match=r"f must return one number, got shape \(3,\).*reduce it"):
+            call(wide)
+
+
+@pytest.mark.parametrize("eta", [0.0, -1.0, 1.1, math.nan])
+def test_an_eta_that_means_nothing_is_refused(eta):
+    with pytest.raises(ValueError, match=r"eta=.* is not allowed: 0 < eta <= 1"):
+        RunningMean(eta=eta)
+
+
 # --- LogMeanExp, the paper's rule ---
 
 
@@ -313,3 +331,132 @@ def test_small_r_is_the_mean_of_the_tail_of_mass_one_over_cap(cap):
         tail += min(left, 1) * loss * cap / 16
         left -= min(left, 1)
     assert (weights * losses).mean().item() == pytest.approx(tail, rel=1e-9)
+
+
+# --- what a batch and an estimate are worth ---
+
+
+def test_the_value_is_f_of_the_mean_of_these_samples():
+    values, f = losses_of(12).view(6, 2), lambda u: u[0] * u[1].exp()
+    assert torch.equal(RunningMean(f).value(values), f(values.mean(0)))
+    losses = losses_of(dtype=torch.float32)
+    by_hand = 0.3 * ((losses.double() / 0.3).logsumexp(0) - math.log(16))
+    found = LogMeanExp(0.3).value(losses)
+    assert found.dtype is torch.float32 and found.item() == pytest.approx(by_hand.item(), rel=1e-6)
+    assert LogMeanExp(0.01).value(1e4 * losses).isfinite()
+
+
+@pytest.mark.parametrize("cap", [1.0, 1.2, 2.0, 4.0, 16.0, 1e3])
+@pytest.mark.parametrize("r", [0.01, 0.3, 5.0])
+def test_the_capped_value_is_that_of_the_primal_and_its_gradient_the_weights(cap, r):
+    rule, losses = LogMeanExp(r, cap=cap), losses_of(12, scale=3.0)
+    value, weights = rule.value(losses), weights_of(rule, losses)
+    assert value.item() == pytest.approx(primal(weights, losses, r), rel=1e-10)
+    step = 1e-6
+    slopes = [
+        (rule.value(losses + step * unit) - rule.value(losses - step * unit)) / 2 / step for unit in torch.eye(12)
+    ]
+    assert torch.allclose(torch.stack(slopes), weights / 12, atol=1e-5)
+
+
+def test_the_estimate_is_u_itself():
+    losses = losses_of()
+    _, state = RunningMean().update(losses, losses, {})
+    assert torch.equal(RunningMean().estimate(state), losses.mean())
+    _, state = LogMeanExp(0.5).update(losses, losses, {})
+    assert LogMeanExp(0.5).estimate(state).item() == pytest.approx((losses / 0.5).exp().mean().item(), rel=1e-12)
+
+
+# --- STORM: u_t = g_t + (1 - eta) (u_{t-1} - g of the same samples at the theta before) ---
+
+
+@pytest.mark.parametrize("eta", [0.1, 0.6, 1.0])
+def test_storm_is_its_formula(eta):
+    plain, exponential = RunningMean(lambda u: u**2, eta), LogMeanExp(0.5, eta)
+    first, second, before = losses_of(seed=1), losses_of(seed=2) + 0.5, losses_of(seed=3)
+    _, state = plain.update(first, first, {})
+    cotangents, state = plain.update(second, second, state, before)
+    u = second.mean() + (1 - eta) * (first.mean() - before.mean())
+    assert torch.allclose(state["u"], u) and torch.allclose(cotangents, (2 * u).expand(16))
+
+    g, g_first, g_before = ((losses / 0.5).exp() for losses in (second, first, before))
+    _, state = exponential.update(first, first, {})
+    weights, state = exponential.update(second, second, state, before)
+    u = g.mean() + (1 - eta) * (g_first.mean() - g_before.mean())
+    assert torch.allclose(weights, g / u, rtol=1e-12)
+    assert exponential.estimate(state).item() == pytest.approx(u.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("rule", [RunningMean(lambda u: u**2, 0.3), LogMeanExp(0.5, 0.3), LogMeanExp(0.5, 0.3, 2.0)])
+def test_storm_is_the_moving_average_where_theta_did_nothing_to_the_batch(rule):
+    first, second = losses_of(seed=1) + 1, losses_of(seed=2)
+    _, state = rule.update(first, first, {})
+    plain, after = rule.update(second, second, state)
+    storm, same = rule.update(second, second, state, second)
+    assert torch.allclose(plain, storm, rtol=1e-12)
+    assert all(torch.allclose(after[key], same[key], rtol=1e-12) for key in after)
+
+
+@pytest.mark.parametrize("rule", [RunningMean(lambda u: u**2, 0.1), LogMeanExp(0.5, 0.1)])
+@pytest.mark.parametrize("drift", [0.1, -0.1])
+def test_on_a_full_batch_that_drifts_storm_is_exact_and_the_moving_average_lags(rule, drift):
+    base, plain, storm = losses_of() + 2, {}, {}
+    for step in range(20):
+        now, before = base + drift * step, base + drift * (step - 1)
+        _, plain = rule.update(now, now, plain)
+        _, storm = rule.update(now, now, storm, before)
+    exact = rule.estimate(rule.update(now, now, {})[1])
+    assert torch.allclose(rule.estimate(storm), exact, rtol=1e-10)
+    assert (exact - rule.estimate(plain)) * drift > 0.05 * abs(drift)  # behind, whichever way it goes
+
+
+def test_storm_takes_vectors():
+    rule, state = RunningMean(lambda u: u.prod(), 0.25), {}
+    first, second, before = (losses_of(12, seed).view(4, 3) for seed in range(3))
+    _, state = rule.update(first, first, state)
+    _, state = rule.update(second, second, state, before)
+    assert torch.allclose(state["u"], second.mean(0) + 0.75 * (first.mean(0) - before.mean(0)))
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "r"),
+    [
+        (0.0, 5.0, 1.0),
+        (-5.0, 5.0, 0.1),
+        (0.0, 1e4, 0.01),
+        (3.0, 1e4, 0.01),
+        (-5.0, 5.0, 0.01),
+    ],
+)
+def test_storm_of_exponentials_stays_positive_where_the_difference_is_not(now, before, r):
+    """A fall of this batch that exceeds the whole of u: then what the moving average gives the batch is left."""
+    rule, base = LogMeanExp(r, 0.3), losses_of()
+    _, state = rule.update(base, base, {})
+    weights, after = rule.update(base + now, base + now, state, base + before)
+    batch = rule.batch_value((base + now) / r)
+    assert after["nu"].item() == pytest.approx((batch + math.log(0.3)).item(), rel=1e-12)
+    assert weights.isfinite().all() and weights.mean().item() == pytest.approx(1 / 0.3, rel=1e-9)
+
+
+@given(*[st.lists(st.floats(0, 1e4), min_size=3, max_size=3) for _ in range(3)], st.floats(0.01, 1), st.booleans())
+def test_storm_of_exponentials_is_finite_whatever_theta_did(first, now, before, eta, capped):
+    rule = LogMeanExp(0.01, eta, 2.0 if capped else None)
+    first, now, before = (torch.tensor(losses, dtype=torch.float64) for losses in (first, now, before))
+    _, state = rule.update(first, first, {})
+    weights, after = rule.update(now, now, state, before)
+    assert weights.isfinite().all() and (weights >= 0).all() and after["nu"].isfinite()
+    assert capped or weights.mean() <= 1 / eta * (1 + 1e-6)
+
+
+def test_a_new_r_starts_anew_with_storm_too():
+    first, second = losses_of(seed=1) + 5, losses_of(seed=2)
+    _, state = LogMeanExp(1.0, 0.5).update(first, first, {})
+    anew, _ = LogMeanExp(0.1, 0.5).update(second, second, state, first)
+    assert torch.equal(anew, weights_of(LogMeanExp(0.1, 0.5), second))
+
+
+def test_cap_one_is_the_plain_mean_with_storm_too():
+    rule, losses = LogMeanExp(0.1, 0.5, cap=1.0), losses_of()
+    _, state = rule.update(losses, losses, {})
+    assert torch.equal(weights_of(rule, losses, state), torch.ones_like(losses))
+    assert torch.equal(rule.update(losses, losses, state, losses + 1)[0], torch.ones_like(losses))

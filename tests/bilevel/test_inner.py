@@ -1,7 +1,21 @@
 import pytest
 import torch
 
-from doubly.bilevel import Box, Constraint, GradientStep, SignStep, StepRule, projected_descent
+from doubly.bilevel import (
+    AdamStep,
+    Ball,
+    Box,
+    Constraint,
+    GradientStep,
+    MomentumStep,
+    NormalisedStep,
+    SignStep,
+    Simplex,
+    StepRule,
+    WholeSpace,
+    projected_descent,
+)
+from doubly.bilevel.inner import gap
 
 
 def box(low=-1.0, high=1.0, shape=(2, 3)):
@@ -64,7 +78,95 @@ def test_no_gradient_reaches_what_the_inner_function_holds():
 
 
 def test_the_protocols_fit():
-    assert isinstance(box(), Constraint) and isinstance(SignStep(), StepRule)
+    assert all(
+        isinstance(limits, Constraint) for limits in (box(), Ball(1.0), Ball(1.0, box()), Simplex(), WholeSpace())
+    )
+    assert all(isinstance(rule, StepRule) for rule in (GradientStep(), MomentumStep(), SignStep(), AdamStep()))
+    assert not isinstance(SignStep(), Constraint) and not isinstance(box(), StepRule)
+
+
+def counted(inner):
+    calls = []
+
+    def counting(delta):
+        calls.append(delta.detach().clone())
+        return inner(delta)
+
+    return counting, calls
+
+
+SETS = {"whole space": WholeSpace(), "box": box(-0.4, 0.4), "ball": Ball(0.5), "simplex": Simplex()}
+
+
+@pytest.mark.parametrize("rule", [GradientStep(0.3), MomentumStep(0.2, 0.5)], ids=repr)
+@pytest.mark.parametrize("limits", SETS.values(), ids=list(SETS))
+def test_a_tolerance_stops_early_and_leaves_a_projected_gradient_below_it(limits, rule):
+    target = torch.tensor([[0.9, -0.2, 0.1], [0.05, 0.1, -0.7]], dtype=torch.float64)
+    scale = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+
+    def left(delta):
+        return gap(limits, delta, scale * (delta - target)).max()
+
+    counts = []
+    for tolerance in (1e-2, 1e-4, 1e-6):
+        inner, calls = counted(lambda delta: 0.5 * (scale * (delta - target).square()).sum(1))
+        found = projected_descent(inner, torch.zeros_like(target), limits, rule, 5000, tolerance)
+        assert left(found) <= tolerance < left(calls[-2])  # and not one step too many
+        counts.append(len(calls))
+    assert counts[0] < counts[1] < counts[2] < 200
+
+
+def test_the_slowest_sample_decides_when_to_stop():
+    target = torch.tensor([[1e-9, 0.0, 0.0], [0.9, 0.1, -0.7]], dtype=torch.float64)
+    found = projected_descent(quadratic(target), torch.zeros_like(target), box(), GradientStep(0.1), 1000, 1e-5)
+    assert 1e-7 < (found - target)[1].norm() < 1e-5
+
+
+def test_without_enough_steps_the_tolerance_is_missed_and_the_steps_are_kept():
+    target = torch.full((2, 3), 0.5, dtype=torch.float64)
+    inner, calls = counted(quadratic(target))
+    found = projected_descent(inner, 0 * target, box(), GradientStep(0.3), 3, 1e-9)
+    assert len(calls) == 3 and torch.allclose(found, target * (1 - 0.7**3))
+
+
+def test_a_start_that_is_a_minimiser_stays():
+    target = torch.tensor([[2.0, 0.1, 0.2], [0.0, 0.0, 0.5]], dtype=torch.float64)
+    inner, calls = counted(quadratic(target))
+    found = projected_descent(inner, target, box(), NormalisedStep(0.1), 50, 1e-12)
+    assert len(calls) == 1 and torch.equal(found, target.clamp(-1, 1))
+
+
+def test_the_gap_is_the_gradient_s_length_inside_and_what_is_left_of_it_on_a_face():
+    delta = torch.tensor([[0.1, 0.2, 0.0], [1.0, 0.2, 0.0]], dtype=torch.float64)
+    slope = torch.tensor([[0.3, 0.0, -0.4], [-5.0, 0.0, -0.4]], dtype=torch.float64)
+    assert torch.allclose(gap(box(), delta, slope), torch.tensor([0.5, 0.4], dtype=torch.float64))
+
+
+def test_the_gradient_of_a_shared_row_is_the_mean_over_processes():
+    mine, other = torch.tensor([[[0.4, 0.2, 0.0]], [[0.0, 0.2, 0.4]]], dtype=torch.float64)
+
+    def gather(numbers):  # the other process is at the same delta, so its gradient differs by that of the target
+        return torch.cat([numbers, numbers + mine - other]) if numbers.dim() > 1 else torch.cat([numbers] * 2)
+
+    found = projected_descent(
+        quadratic(mine), 0 * mine, box(shape=(1, 3)), GradientStep(0.3), 500, 1e-12, shared=True, gather=gather
+    )
+    assert torch.allclose(found, (mine + other) / 2, rtol=1e-10)
+
+
+def test_processes_stop_together():
+    target, calls = torch.tensor([[0.4, 0.2, 0.0]], dtype=torch.float64), []
+    inner = quadratic(target)
+
+    def counted(delta):
+        calls.append(1)
+        return inner(delta)
+
+    def with_a_far_one(numbers):
+        return torch.cat([numbers, torch.ones(1, dtype=torch.float64)])
+
+    projected_descent(counted, target, box(shape=(1, 3)), GradientStep(0.3), 7, 1e-6, gather=with_a_far_one)
+    assert len(calls) == 7
 
 
 def test_a_gradient_that_is_not_finite_is_no_silent_standstill():

@@ -4,10 +4,11 @@ import torch
 from doubly.bilevel import (
     STEP_RULES,
     AdamStep,
+    Ball,
     BarrierStep,
     Box,
-    BoxedBall,
     GradientStep,
+    MomentumStep,
     NormalisedStep,
     SignStep,
     StepRule,
@@ -23,7 +24,7 @@ def symmetric(shape, strength=1e-6, eps=EPS, dtype=torch.float64):
 
 
 def test_every_rule_is_listed_and_is_a_rule():
-    assert set(STEP_RULES.values()) == {GradientStep, NormalisedStep, SignStep, AdamStep, BarrierStep}
+    assert set(STEP_RULES.values()) == {GradientStep, MomentumStep, NormalisedStep, SignStep, AdamStep, BarrierStep}
     assert all(isinstance(rule(), StepRule) for rule in STEP_RULES.values())
 
 
@@ -53,6 +54,35 @@ def test_adam_step_is_adam_of_torch(dtype, tolerance):
         optimizer.step()
         found = projected_descent(inner, torch.zeros(3, 4, dtype=dtype), room, rule, steps)
         assert torch.allclose(found, point.detach(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
+def test_momentum_step_is_sgd_with_momentum_of_torch(decay):
+    target = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scale = torch.logspace(-2, 0, 12, dtype=torch.float64).view(3, 4)
+
+    def inner(delta):
+        return (scale * (delta - target).pow(4) + (delta - target).square()).sum(1)
+
+    point = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([point], lr=0.02, momentum=decay)
+    room = symmetric((3, 4), eps=100.0)
+    for steps in range(1, 9):
+        optimizer.zero_grad()
+        inner(point).sum().backward()
+        optimizer.step()
+        found = projected_descent(inner, torch.zeros_like(target), room, MomentumStep(0.02, decay), steps)
+        assert torch.allclose(found, point.detach(), rtol=1e-13)
+
+
+def test_momentum_reaches_a_badly_conditioned_minimum_sooner():
+    scale = torch.tensor([[1.0, 100.0]], dtype=torch.float64)
+    start, room = torch.ones(1, 2, dtype=torch.float64), symmetric((1, 2), eps=10.0)
+    plain, heavy = (
+        projected_descent(lambda d: 0.5 * (scale * d.square()).sum(1), start, room, rule, 60).norm()
+        for rule in (GradientStep(2 / 101), MomentumStep(4 / 121, (9 / 11) ** 2))  # each at its best size
+    )
+    assert heavy < 1e-2 * plain
 
 
 def test_the_first_adam_step_is_a_sign_step():
@@ -150,10 +180,10 @@ def test_barrier_step_keeps_its_margin_free():
 
 def test_barrier_step_wants_a_box():
     with pytest.raises(TypeError, match="Box"):
-        BarrierStep().step(torch.zeros(1, 2), torch.zeros(1, 2), BoxedBall(1.0, symmetric((1, 2))), {})
+        BarrierStep().step(torch.zeros(1, 2), torch.zeros(1, 2), Ball(1.0, symmetric((1, 2))), {})
 
 
 def test_a_normalised_step_has_its_length_and_the_steepest_direction():
     gradient = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-30, 0.0]], dtype=torch.float64)
-    increment, _ = NormalisedStep(0.5).step(gradient, torch.zeros_like(gradient), BoxedBall(1.0, symmetric((3, 2))), {})
+    increment, _ = NormalisedStep(0.5).step(gradient, torch.zeros_like(gradient), Ball(1.0, symmetric((3, 2))), {})
     assert torch.allclose(increment, torch.tensor([[-0.3, -0.4], [0.0, 0.0], [-0.5, 0.0]], dtype=torch.float64))

@@ -199,6 +199,21 @@ def test_whole_parts_are_replaced_with_set(here):
     assert config["data"]["imbalance"]["kind"] == "imbalance.step"
 
 
+def test_a_divergence_is_chosen_by_name(here):
+    words = ["train", "digits.done_pgd", "--model.width", 2, "--method.attack.steps", 1, "--probe.attack.steps", 1]
+    words += ["--epochs", 2, "--threads", 1, "--output", "a", "--method.divergence"]
+    code, _, err = here(*words, "cvar", "--method.cap", 2)
+    assert (code, err) == (0, "")
+    method = read_json(config_of("a"))["method"]
+    assert (method["divergence"], method["cap"]) == ("cvar", 2.0)
+    saved = safetensors.torch.load_file("a/checkpoints/last/state.safetensors")
+    assert any(name.endswith("threshold") for name in saved)
+    code, _, err = here(*words, "mean_variance", "--method.cap", 2)
+    assert code == 2 and "divergence mean_variance has no cap: use chi2, or leave the cap out" in err
+    code, _, err = here(*words, "hellinger")
+    assert code == 2 and all(name in err for name in ("hellinger", "kl", "chi2", "mean_variance", "cvar"))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

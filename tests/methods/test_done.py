@@ -5,11 +5,21 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.func import functional_call
 
 from doubly.attacks import PGD
-from doubly.bilevel import AdamStep, BarrierStep, GradientStep, SignStep, cid_first_order
+from doubly.bilevel import (
+    AdamStep,
+    BarrierStep,
+    ChiSquare,
+    CVaR,
+    GradientStep,
+    MeanVariance,
+    SignStep,
+    cid_first_order,
+)
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, LogitMargin
 from doubly.methods import AT, DONE
@@ -97,6 +107,127 @@ def test_the_variants_run_with_every_implicit_term(rule, implicit):
     for progress in (0.1, 0.7, 0.9):
         found = method.objective(model, batch, {}, moment(progress=progress))
         assert gradient(found.scalar, model).isfinite().all() and found.weights.max() <= 5
+
+
+# --- other divergences, by name ---
+
+DIVERGENCES = [
+    ("chi2", {}, ChiSquare(0.1, 0.6)),
+    ("chi2", {"cap": 1.5}, ChiSquare(0.1, 0.6, 1.5)),
+    ("cvar", {"cap": 2.5}, CVaR(0.4, 0.6)),
+    ("mean_variance", {}, MeanVariance(0.1, 0.6)),
+]
+each_divergence = pytest.mark.parametrize(
+    ("divergence", "options", "composition"), DIVERGENCES, ids=[f"{name} {o or ''}" for name, o, _ in DIVERGENCES]
+)
+
+
+def with_divergence(divergence, options, **others):
+    return DONE(PGD(THREAT, 3), temperature=Constant(0.1), eta=0.6, divergence=divergence, **options, **others)
+
+
+@each_divergence
+@pytest.mark.parametrize("implicit", ["exact", "first_order", "none"])
+def test_the_weights_of_a_divergence_are_those_of_its_composition(divergence, options, composition, implicit):
+    method, model = with_divergence(divergence, options, implicit=implicit), smooth()
+    state, expected_state = {}, {}
+    for step in range(3):
+        batch = samples(12)._replace(y=(samples(12).y + step) % 3)
+        found = method.objective(model, batch, state, moment(step))
+        expected, expected_state = composition.update(found.losses, found.losses, expected_state)
+        state = found.state
+        assert torch.equal(found.weights, expected) and found.weights.std() > 0.1
+        assert state.keys() == expected_state.keys()
+        assert all(torch.equal(state[key], expected_state[key]) for key in state)
+
+
+@each_divergence
+def test_without_implicit_term_a_divergence_is_a_weighted_mean_of_the_losses(divergence, options, composition):
+    method, model, batch = with_divergence(divergence, options, implicit="none"), smooth(), samples(12)
+    found = method.objective(model, batch, {}, moment())
+    delta = method.attack(model, batch.x, batch.y, moment().generator("attack"))
+    losses = F.cross_entropy(model(batch.x + delta), batch.y, reduction="none")
+    expected = gradient((found.weights * losses).mean(), model)
+    assert torch.allclose(gradient(found.scalar, model), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("divergence", ["chi2", "cvar"])
+@pytest.mark.parametrize(
+    "steps",
+    [1, 3],
+)
+def test_cap_one_is_at_with_other_divergences_too(divergence, steps):
+    attack = PGD(THREAT, 3, SignStep(0.05))
+    method, model, state = DONE(attack, divergence=divergence, cap=1.0, implicit="none"), smooth(), {}
+    for step in range(steps):
+        batch = samples()._replace(y=(samples().y + step) % 3)
+        found = method.objective(model, batch, state, moment(step))
+        expected = AT(attack).objective(model, batch, {}, moment(step))
+        assert torch.allclose(gradient(found.scalar, model), gradient(expected.scalar, model), rtol=1e-7, atol=1e-10)
+        state = found.state
+
+
+def test_large_r_is_at_with_a_chi_square_too():
+    attack = PGD(THREAT, 3, SignStep(0.05))
+    model, batch = smooth(), samples()
+    for divergence in ("chi2", "mean_variance"):
+        method = DONE(attack, temperature=Constant(1e10), divergence=divergence, implicit="none")
+        found, expected = (m.objective(model, batch, {}, moment()) for m in (method, AT(attack)))
+        assert torch.allclose(gradient(found.scalar, model), gradient(expected.scalar, model), rtol=1e-7, atol=1e-10)
+
+
+def test_cvar_follows_the_cap_and_no_temperature():
+    model, batch = smooth(), samples(12)
+    found = [
+        DONE(PGD(THREAT, 3), temperature=Constant(r), divergence="cvar", cap=3.0).objective(model, batch, {}, moment())
+        for r in (0.1, 10.0)
+    ]
+    assert torch.equal(found[0].weights, found[1].weights)
+    worst = found[0].losses.argsort(descending=True)
+    assert torch.allclose(found[0].weights[worst], torch.tensor([3.0] * 4 + [0.0] * 8).double())
+
+
+@each_divergence
+def test_the_state_of_a_divergence_is_plain_tensors_that_are_saved_and_go_on(
+    tmp_path, divergence, options, composition
+):
+    method, model = with_divergence(divergence, options), smooth()
+    state = method.objective(model, samples(12), method.init(), moment()).state
+    save_file(state, tmp_path / "state.safetensors")
+    loaded = load_file(tmp_path / "state.safetensors")
+    batch = samples(12)._replace(y=(samples(12).y + 1) % 3)
+    kept, again, anew = (method.objective(model, batch, s, moment(1)) for s in (state, loaded, {}))
+    assert torch.equal(kept.weights, again.weights)
+    assert all(torch.equal(kept.state[key], again.state[key]) for key in kept.state)
+    assert not all(torch.equal(kept.state[key], anew.state[key]) for key in kept.state)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "options"),
+    [
+        ("chi2", {}),
+        ("chi2", {"cap": 1.5}),
+        ("cvar", {"cap": 2.5}),
+        pytest.param(
+            "mean_variance",
+            {},
+        ),
+    ],
+)
+def test_first_order_is_the_exact_term_for_every_divergence(divergence, options):
+    model, batch = smooth(), samples(12)
+    delta = interior(batch)
+    none, exact, quick = (
+        gradient(
+            with_divergence(divergence, options, damping=1.0, implicit=implicit)
+            .direction(model, batch, delta, {}, moment())
+            .scalar,
+            model,
+        )
+        for implicit in ("none", "exact", "first_order")
+    )
+    assert (exact - none).norm() > 0.01 * none.norm()
+    assert torch.allclose(quick - none, exact - none, rtol=0, atol=1e-3 * (exact - none).norm().item())
 
 
 # --- the implicit gradient ---
@@ -292,6 +423,16 @@ def test_what_first_order_misses_is_kinks_and_rounding_not_the_formula(trained, 
         ({"temperature": Piecewise((10.0, 1.0, 0.0), (2 / 3, 5 / 6))}, "r=0"),
         ({"implicit": "first_order", "attack": PGD(loss=LogitMargin())}, "use exact"),
         ({"implicit": "first_order", "curvature": "full"}, "use exact"),
+        ({"divergence": "cvar"}, "divergence cvar needs a cap"),
+        pytest.param(
+            {"divergence": "cvar", "cap": 0.5},
+            r"cap=0\.5",
+        ),
+        ({"divergence": "chi2", "cap": 0.5}, r"cap=0\.5"),
+        ({"divergence": "mean_variance", "cap": 2.0}, "mean_variance has no cap: use chi2"),
+        ({"divergence": "chi2", "mean_weight_limit": 10.0}, "mean_weight_limit belongs to divergence kl"),
+        ({"divergence": "cvar", "cap": 2.0, "mean_weight_limit": 10.0}, "mean_weight_limit belongs to divergence kl"),
+        ({"divergence": "chi2", "temperature": Constant(0.0)}, "r=0"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_with_the_fix(options, sentence):

@@ -1,16 +1,22 @@
 """The generic optimiser: compositional bilevel problems, as functions of tensors. No images, labels or networks."""
 
-from doubly.bilevel.ball import BoxedBall
+from doubly.bilevel.ball import Ball
 from doubly.bilevel.box import Box
 from doubly.bilevel.cid import Direction, Terms, cid
 from doubly.bilevel.composition import Composition, LogMeanExp, RunningMean
+from doubly.bilevel.face import Face
 from doubly.bilevel.first_order import cid_first_order
 from doubly.bilevel.inner import Constraint, StepRule, projected_descent
-from doubly.bilevel.linear_solve import ConjugateGradient, Diagonal, Neumann, Solver
-from doubly.bilevel.step_rules import AdamStep, BarrierStep, GradientStep, NormalisedStep, SignStep
+from doubly.bilevel.linear_solve import ConjugateGradient, Diagonal, Direct, Neumann, NotSolved, Solution, Solver
+from doubly.bilevel.minimise import Descent, Processes, Result, Step, minimise
+from doubly.bilevel.simplex import Simplex
+from doubly.bilevel.step_rules import AdamStep, BarrierStep, GradientStep, MomentumStep, NormalisedStep, SignStep
+from doubly.bilevel.threshold import ChiSquare, CVaR, MeanVariance
+from doubly.bilevel.whole_space import WholeSpace
 
 STEP_RULES: dict[str, type] = {
     "gradient": GradientStep,
+    "momentum": MomentumStep,
     "normalised": NormalisedStep,
     "sign": SignStep,
     "adam": AdamStep,
@@ -20,24 +26,39 @@ STEP_RULES: dict[str, type] = {
 __all__ = [
     "STEP_RULES",
     "AdamStep",
+    "Ball",
     "BarrierStep",
     "Box",
-    "BoxedBall",
+    "CVaR",
+    "ChiSquare",
     "Composition",
     "ConjugateGradient",
     "Constraint",
+    "Descent",
     "Diagonal",
+    "Direct",
     "Direction",
+    "Face",
     "GradientStep",
     "LogMeanExp",
+    "MeanVariance",
+    "MomentumStep",
     "Neumann",
     "NormalisedStep",
+    "NotSolved",
+    "Processes",
+    "Result",
     "RunningMean",
     "SignStep",
+    "Simplex",
+    "Solution",
     "Solver",
+    "Step",
     "StepRule",
     "Terms",
+    "WholeSpace",
     "cid",
     "cid_first_order",
+    "minimise",
     "projected_descent",
 ]

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doubly.bilevel.cid import Direction, Problem, identity
+from doubly.bilevel.cid import Direction, Problem
 from doubly.bilevel.composition import Composition, State
+from doubly.bilevel.inner import identity
 
 
 class _WithGradient(torch.autograd.Function):
@@ -62,7 +63,7 @@ def cid_first_order(
         # The slope carries the weight, so it is divided by it. Batch norm adds to it what the sample does to others, by
         # their weights; far below the mean weight that is all there is, so v fades out there, where it adds little.
         floor = (0.3 * gather(weights).mean()).clamp_min(torch.finfo(delta.dtype).tiny)
-        faded = weights / weights.clamp_min(floor).square()
+        faded = weights / weights.abs().clamp_min(floor).square()
         v = inverse_curvature * slope * faded.view(-1, *[1] * (delta.dim() - 1))
         longest = gather(v.abs().amax()[None]).amax().clamp_min(torch.finfo(delta.dtype).tiny)
     there = torch.autograd.grad(

@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from doubly.bilevel.face import Face, flat
+
 Inner = Callable[[Tensor], Tensor]  # delta (B, ...) -> h_i (B,)
 
 
@@ -17,6 +19,10 @@ class Constraint(Protocol):
 
     def at(self, fraction: Tensor) -> Tensor:
         """A point of the set from uniform draws in [0,1], one per coordinate."""
+        ...
+
+    def face(self, delta: Tensor, slope: Tensor) -> Face:
+        """The face on which a minimiser delta with gradient `slope` lies."""
         ...
 
 
@@ -31,8 +37,31 @@ class StepRule(Protocol):
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
-def projected_descent(inner: Inner, start: Tensor, constraint: Constraint, rule: StepRule, steps: int) -> Tensor:
-    """delta after `steps` steps of `rule`, detached. One backward pass per step, with respect to delta alone."""
+def identity(values: Tensor) -> Tensor:
+    return values
+
+
+def gap(constraint: Constraint, delta: Tensor, slope: Tensor) -> Tensor:
+    """(B,): length of the projected gradient |delta - project(delta - slope)|, 0 at a minimiser."""
+    return flat(delta - constraint.project(delta - slope)).square().sum(1).sqrt()
+
+
+def projected_descent(
+    inner: Inner,
+    start: Tensor,
+    constraint: Constraint,
+    rule: StepRule,
+    steps: int,
+    tolerance: float | None = None,
+    *,
+    shared: bool = False,
+    gather: Callable[[Tensor], Tensor] = identity,
+) -> Tensor:
+    """delta after `steps` steps of `rule`, detached. One backward pass per step, with respect to delta alone.
+
+    With a tolerance it stops once the projected gradient of no sample is longer. `gather` concatenates the rows of all
+    processes, which stop together; `shared`: they have the same one row, whose gradient is the mean of theirs.
+    """
     delta = constraint.project(start.detach())
     state = rule.init(delta)
     health = torch.zeros((), dtype=delta.dtype, device=delta.device)  # read once, so that no step waits for the device
@@ -41,7 +70,10 @@ def projected_descent(inner: Inner, start: Tensor, constraint: Constraint, rule:
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(inner(delta).sum(), delta)
         with torch.no_grad():
+            gradient = gather(gradient).mean(0, keepdim=True) if shared else gradient
             health += gradient.sum()
+            if tolerance is not None and gather(gap(constraint, delta, gradient)).max() <= tolerance:
+                break
             increment, state = rule.step(gradient, delta, constraint, state)
             delta = constraint.project(delta + increment)
     if not torch.isfinite(health):  # sign(nan) is 0: the steps would silently have gone nowhere

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from doubly.bilevel.box import Box
+from doubly.bilevel.face import flat
 from doubly.bilevel.inner import Constraint
 
 State = dict[str, Tensor]
@@ -23,6 +24,23 @@ class GradientStep:
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
         return -self.size * gradient, state
+
+
+@dataclass(frozen=True)
+class MomentumStep:
+    """-size * the decaying sum of gradients (heavy ball)."""
+
+    size: float = 0.1
+    """step size alpha"""
+    decay: float = 0.9
+    """of the sum"""
+
+    def init(self, delta: Tensor) -> State:
+        return {"sum": torch.zeros_like(delta)}
+
+    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        total = self.decay * state["sum"] + gradient
+        return -self.size * total, {"sum": total}
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,7 @@ class NormalisedStep:
         return {}
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        norms = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
+        norms = flat(gradient).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
         return -self.size * gradient / norms.view(-1, *[1] * (gradient.dim() - 1)), state
 
 

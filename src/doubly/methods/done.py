@@ -1,7 +1,7 @@
 """DONE, doubly robust instance-reweighted adversarial training: CID on eq. 7 of the paper.
 
 inner   h_i = l'_i + barrier of the threat's box, l' = -attack_loss      solved by the attack
-outer   r log mean exp(l_i / r), whose gradient weighs sample i with exp(l_i / r) / u
+outer   r log mean exp(l_i / r), whose gradient weighs sample i with exp(l_i / r) / u; other divergences by name
 DONE-GD, -PGD and -ADAM are this with a barrier, sign or Adam step in the attack (A8-A12 of methods.md).
 """
 
@@ -15,10 +15,14 @@ from doubly import parallel
 from doubly.attacks import PGD, draws, repeating, statistics_frozen
 from doubly.bilevel import (
     Box,
+    ChiSquare,
+    Composition,
     ConjugateGradient,
+    CVaR,
     Diagonal,
     Direction,
     LogMeanExp,
+    MeanVariance,
     Terms,
     cid,
     cid_first_order,
@@ -43,6 +47,9 @@ class DONE:
     """r: large is AT, small follows the worst samples (A16)"""
     eta: float = 0.9
     """share of the current batch in the running average u; 1 is a softmax over the batch (A2)"""
+    divergence: Literal["kl", "chi2", "mean_variance", "cvar"] = "kl"
+    """what holds the weights near 1: kl is the paper's; chi2 is linear in the loss; mean_variance is chi2 with weights
+    that may be negative; cvar is nothing but the cap: the mean of the worst share 1 / cap, whatever the temperature"""
     cap: float | None = None
     """no weight exceeds it; 1 is AT, none is the paper's literal rule"""
     mean_weight_limit: float | None = None
@@ -57,7 +64,7 @@ class DONE:
     def __post_init__(self) -> None:
         try:
             for percent in range(100):
-                LogMeanExp(self.temperature.at(percent / 100), self.eta, self.cap, self.mean_weight_limit)
+                self.composition(percent / 100)
         except ValueError as problem:
             raise UsageError(str(problem)) from None
         if not self.damping >= 0:
@@ -68,6 +75,22 @@ class DONE:
             raise UsageError(
                 "implicit first_order needs curvature barrier and one loss for attack and model: use exact"
             )
+
+    def composition(self, progress: float) -> Composition:
+        r = self.temperature.at(progress)
+        if self.divergence == "kl":
+            return LogMeanExp(r, self.eta, self.cap, self.mean_weight_limit)
+        if self.mean_weight_limit is not None:
+            raise ValueError("mean_weight_limit belongs to divergence kl: leave it out")
+        if self.divergence == "chi2":
+            return ChiSquare(r, self.eta, self.cap)
+        if self.divergence == "cvar":
+            if self.cap is None or not self.cap >= 1:
+                raise ValueError(f"divergence cvar needs a cap >= 1, its worst share being 1 / cap; got cap={self.cap}")
+            return CVaR(1 / self.cap, self.eta)
+        if self.cap is not None:
+            raise ValueError("divergence mean_variance has no cap: use chi2, or leave the cap out")
+        return MeanVariance(r, self.eta)
 
     def init(self) -> State:
         return {}
@@ -95,7 +118,7 @@ class DONE:
             inner = None if zero_sum else -self.attack.loss(logits, batch.y)
             return Terms(self.loss(logits, batch.y), inner, logits.detach())
 
-        composition = LogMeanExp(self.temperature.at(moment.progress), self.eta, self.cap, self.mean_weight_limit)
+        composition = self.composition(moment.progress)
         if self.implicit == "none":
             return cid(problem, delta, composition, state, gather=parallel.gather)
         box = self.attack.threat.around(batch.x)
@@ -111,5 +134,8 @@ class DONE:
             return cid_first_order(
                 problem, without_side_effect, delta, composition, state, inverse, model.parameters(), parallel.gather
             )
-        solve = Diagonal(inverse) if self.curvature == "barrier" else ConjugateGradient(inverse_diagonal=inverse)
-        return cid(problem, delta, composition, state, solve, parallel.gather)
+        if self.curvature == "barrier":
+            return cid(problem, delta, composition, state, Diagonal(inverse), gather=parallel.gather)
+        # Networks are not convex in delta: a sample that meets negative curvature keeps the barrier's answer.
+        solve = ConjugateGradient(tolerance=None, inverse_diagonal=inverse)
+        return cid(problem, delta, composition, state, solve, gather=parallel.gather)
