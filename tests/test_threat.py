@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from doubly.bilevel import Box, Ball
+from doubly.bilevel import Ball, Box
 from doubly.errors import UsageError
 from doubly.threat import THREATS, L2Ball, LinfBall, Threat
 

@@ -98,7 +98,7 @@ def test_a_batch_size_that_cannot_be_is_refused(batch_size, size, said):
 
 def test_a_loader_begins_again_and_an_iterator_ends():
     loader = DataLoader(TensorDataset(X), 4, generator=torch.Generator().manual_seed(0))
-    taken = first(7, loader, rows=None)
+    taken = first(7, loader, rows=None, batch_size=None)
     assert all(ids is None for ids, _ in taken)
     assert all(torch.equal(taken[i][1][0], X[4 * (i % 3) : 4 * (i % 3) + 4]) for i in range(7))
     stream = batches((X[i : i + 4] for i in (0, 4)), None, None, 0, 0, 1)
@@ -107,7 +107,7 @@ def test_a_loader_begins_again_and_an_iterator_ends():
 
 def test_batches_made_elsewhere_are_handed_on_as_they_are():
     made = [{"any": "thing"}, 5]
-    assert [batch for _, batch in first(4, made, rows=None)] == made * 2
+    assert [batch for _, batch in first(4, made, rows=None, batch_size=None)] == made * 2
 
 
 def test_rows_of_a_namedtuple_is_one_again():
@@ -121,5 +121,5 @@ def test_what_is_not_tensors_has_none(data):
 
 
 def test_a_list_is_a_list_of_batches():
-    found = [batch for _, batch in first(3, [X[:2], X[2:5]])]
+    found = [batch for _, batch in first(3, [X[:2], X[2:5]], batch_size=None)]
     assert [len(batch) for batch in found] == [2, 3, 2]

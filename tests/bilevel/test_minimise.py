@@ -864,8 +864,26 @@ def test_a_plain_pair_will_do_for_terms():
             ValueError,
             "problem does not depend on theta",
         ),
+        ({"data": B.numpy()}, TypeError, r"torch\.as_tensor makes one"),
+        ({"data": [DATA], "batch_size": 4}, TypeError, "an iterable of batches has no batch_size"),
+        ({"composition": RunningMean(lambda u: 1.0)}, ValueError, "f must be a differentiable function of u"),
+        (
+            {"composition": RunningMean(lambda u: torch.ones(()))},
+            ValueError,
+            "f must be a differentiable function of u",
+        ),
     ],
-    ids=["no terms", "no delta", "bare f", "a class", "theta through delta alone"],
+    ids=[
+        "no terms",
+        "no delta",
+        "bare f",
+        "a class",
+        "theta through delta alone",
+        "array",
+        "batch size",
+        "float",
+        "constant",
+    ],
 )
 def test_slips_are_answered_with_the_remedy(options, error, said):
     with pytest.raises(error, match=said):

@@ -33,6 +33,11 @@ def batches(
     """
     tensors = tensors_of(data)
     if data is not None and tensors is None:
+        if hasattr(data, "__array__") or batch_size is not None:
+            raise TypeError(
+                "data must be a tensor, a tuple or a dict of tensors to be cut to batches (torch.as_tensor makes one); "
+                "an iterable of batches has no batch_size"
+            )
         yield from _made_elsewhere(data)
         return
     if data is None and count is None:  # one problem for a shared delta

@@ -57,6 +57,8 @@ class RunningMean:
 
     def _outer(self, u: Tensor) -> Tensor:
         found = self.f(u)
+        if not isinstance(found, Tensor) or (torch.is_grad_enabled() and u.requires_grad and not found.requires_grad):
+            raise ValueError("f must be a differentiable function of u: compute it from u with torch")
         if found.numel() != 1:
             raise ValueError(
                 f"f must return one number, got shape {tuple(found.shape)} from u of shape {tuple(u.shape)}: "

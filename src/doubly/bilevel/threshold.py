@@ -108,8 +108,11 @@ class ChiSquare:
 
     def value(self, values: Tensor) -> Tensor:
         losses = values.double()
-        weights = self._weights(losses, self._threshold(losses, {})).detach()  # the maximum's slope is theirs
-        return (weights * losses - self.r / 2 * (weights - 1).square()).mean().to(values.dtype)
+        threshold = self._threshold(losses, {}).detach()
+        weights = self._weights(losses, threshold).detach()  # the maximum's slope is theirs
+        # From the threshold on, so that a large common part of the losses costs no digits; the weights have mean 1.
+        rest = weights * (losses - threshold) - self.r / 2 * (weights - 1).square()
+        return (threshold + rest.mean()).to(values.dtype)
 
     def estimate(self, state: State) -> Tensor:
         return state["threshold"]
