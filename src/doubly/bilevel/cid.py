@@ -17,7 +17,7 @@ from torch import Tensor
 
 from doubly.bilevel.composition import Composition, State
 from doubly.bilevel.face import flat
-from doubly.bilevel.inner import Constraint, identity
+from doubly.bilevel.inner import Constraint, identity, pooled
 from doubly.bilevel.linear_solve import MatVec, Solver
 
 
@@ -131,7 +131,7 @@ def cid(
 
     def rows(numbers: Tensor) -> Tensor:
         """As one row per system, the same on all processes."""
-        return gather(numbers[None]).mean(0, keepdim=True) if shared else numbers
+        return pooled(gather(numbers[None])) if shared else numbers
 
     def matvec(v: Tensor) -> Tensor:
         if not slope.requires_grad:  # h is linear in delta

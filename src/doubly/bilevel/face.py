@@ -17,7 +17,7 @@ def as_rows(numbers: Tensor, like: Tensor) -> Tensor:
 
 def flat(rows: Tensor) -> Tensor:
     """(B, d); a row may be one number."""
-    return rows.reshape(len(rows), -1)
+    return rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

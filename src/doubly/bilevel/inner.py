@@ -41,6 +41,11 @@ def identity(values: Tensor) -> Tensor:
     return values
 
 
+def pooled(rows: Tensor) -> Tensor:
+    """The mean of the rows, as one row; not copied where there is but one."""
+    return rows if len(rows) == 1 else rows.mean(0, keepdim=True)
+
+
 def gap(constraint: Constraint, delta: Tensor, slope: Tensor) -> Tensor:
     """(B,): length of the projected gradient |delta - project(delta - slope)|, 0 at a minimiser."""
     return flat(delta - constraint.project(delta - slope)).square().sum(1).sqrt()
@@ -70,7 +75,7 @@ def projected_descent(
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(inner(delta).sum(), delta)
         with torch.no_grad():
-            gradient = gather(gradient).mean(0, keepdim=True) if shared else gradient
+            gradient = pooled(gather(gradient)) if shared else gradient
             health += gradient.sum()
             if tolerance is not None and gather(gap(constraint, delta, gradient)).max() <= tolerance:
                 break

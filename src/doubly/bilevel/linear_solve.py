@@ -111,9 +111,10 @@ class ConjugateGradient:
         smoothed = self.preconditioner(residual) if self.preconditioner else residual
         direction, product = smoothed, dot(residual, smoothed)
         convex = torch.ones_like(product, dtype=torch.bool)
-        best, least = v, dot(residual, residual)  # on a singular system the last iterate can be anywhere
+        squares = dot(residual, residual)
+        best, least = v, squares  # on a singular system the last iterate can be anywhere
         for _ in range(self.iterations):
-            going = convex & (dot(residual, residual) > enough)
+            going = convex & (squares > enough)
             if self.tolerance is not None and not going.any():
                 break
             image = matvec(direction)
@@ -121,11 +122,11 @@ class ConjugateGradient:
             convex = convex & ((curvature > 0) | ~going)
             going = going & convex
             step = as_rows(torch.where(going, product / curvature, 0), b)
-            v, residual = v + step * direction, residual - step * image
+            v, residual = torch.addcmul(v, step, direction), torch.addcmul(residual, step, image, value=-1)
             smoothed = self.preconditioner(residual) if self.preconditioner else residual
             previous, product = product, dot(residual, smoothed)
-            direction = smoothed + as_rows(torch.where(going, product / previous, 0), b) * direction
-            squares = dot(residual, residual)
+            direction = torch.addcmul(smoothed, as_rows(torch.where(going, product / previous, 0), b), direction)
+            squares = dot(residual, residual) if self.preconditioner else product
             best, least = torch.where(as_rows(squares < least, v), v, best), torch.minimum(squares, least)
         if self.tolerance is None:
             return Solution(best)

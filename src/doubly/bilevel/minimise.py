@@ -104,7 +104,7 @@ class _Levels:
 
     def minimiser(self, here: _Here) -> Tensor:
         def h(rows: Tensor) -> Tensor:
-            delta = rows[0] if self.shared else rows
+            delta = rows.squeeze(0) if self.shared else rows  # the backward pass of rows[0] would copy
             if self.inner is not None:
                 values = self.inner(self.theta, delta, here.batch)
                 check_inner(values, len(values) if self.shared and values.dim() else len(rows))
