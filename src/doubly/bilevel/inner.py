@@ -69,18 +69,19 @@ def projected_descent(
     """
     delta = constraint.project(start.detach())
     state = rule.init(delta)
-    health = torch.zeros((), dtype=delta.dtype, device=delta.device)  # read once, so that no step waits for the device
-    for _ in range(steps):
-        delta.requires_grad_()
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(inner(delta).sum(), delta)
-        with torch.no_grad():
+    gradient = delta  # where there is no step
+    with torch.no_grad():
+        for _ in range(steps):
+            delta.requires_grad_()
+            with torch.enable_grad():
+                (gradient,) = torch.autograd.grad(inner(delta).sum(), delta)
             gradient = pooled(gather(gradient)) if shared else gradient
-            health += gradient.sum()
             if tolerance is not None and gather(gap(constraint, delta, gradient)).max() <= tolerance:
                 break
             increment, state = rule.step(gradient, delta, constraint, state)
             delta = constraint.project(delta + increment)
-    if not torch.isfinite(health):  # sign(nan) is 0: the steps would silently have gone nowhere
+    # Read once, so that no step waits for the device. A NaN stays in delta; but sign(nan) is 0, and the steps would go
+    # nowhere without a word: there it is in the last gradient.
+    if not torch.isfinite(delta.sum() + gradient.sum()):
         raise ArithmeticError("the gradient of the inner function is NaN or infinite")
     return delta.detach()
