@@ -7,8 +7,9 @@ from doubly.bilevel.composition import Composition, LogMeanExp, RunningMean
 from doubly.bilevel.face import Face
 from doubly.bilevel.first_order import cid_first_order
 from doubly.bilevel.inner import Constraint, StepRule, projected_descent
+from doubly.bilevel.levels import Descent, Processes
 from doubly.bilevel.linear_solve import ConjugateGradient, Diagonal, Direct, Neumann, NotSolved, Solution, Solver
-from doubly.bilevel.minimise import Descent, Processes, Result, Step, minimise
+from doubly.bilevel.minimise import Result, Step, minimise
 from doubly.bilevel.simplex import Simplex
 from doubly.bilevel.step_rules import AdamStep, BarrierStep, GradientStep, MomentumStep, NormalisedStep, SignStep
 from doubly.bilevel.threshold import ChiSquare, CVaR, MeanVariance

@@ -3,55 +3,24 @@
 A step solves the inner problems of one batch, takes the CID estimate there and hands it to a torch optimiser.
 """
 
-import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from doubly.bilevel.bar import Bar
 from doubly.bilevel.batches import batches
-from doubly.bilevel.cid import Direction, Terms, check_inner, check_inside, check_terms, cid, inner_values, terms_of
+from doubly.bilevel.cid import Direction, Terms, check_inside
 from doubly.bilevel.composition import Composition, RunningMean, State
-from doubly.bilevel.inner import Constraint, StepRule, gap, projected_descent
-from doubly.bilevel.leaves import frozen, leaves_of, swapped, trained
-from doubly.bilevel.linear_solve import ConjugateGradient, NotSolved, Solver
-from doubly.bilevel.step_rules import GradientStep
+from doubly.bilevel.inner import Constraint
+from doubly.bilevel.leaves import leaves_of, trained
+from doubly.bilevel.levels import Alone, Descent, Here, Levels, Processes
+from doubly.bilevel.linear_solve import ConjugateGradient, Solver
 from doubly.bilevel.whole_space import WholeSpace
 
 Schedule = Callable[[int], float]  # of the step
-NO_THETA = "problem does not depend on theta: compute g and h from the theta that it is given"
-
-
-class Processes(Protocol):
-    """What several processes need of each other; the module `doubly.parallel` has it."""
-
-    def world(self) -> tuple[int, int]: ...
-    def gather(self, values: Tensor) -> Tensor: ...
-    def average_gradients(self, parameters: Iterable[Any]) -> None: ...
-
-
-class Alone:
-    """One process."""
-
-    def world(self) -> tuple[int, int]:
-        return 0, 1
-
-    def gather(self, values: Tensor) -> Tensor:
-        return values
-
-    def average_gradients(self, parameters: Iterable[Any]) -> None: ...
-
-
-@dataclass(frozen=True)
-class Descent:
-    """The inner solver: `steps` projected steps of a rule, fewer once no projected gradient exceeds the tolerance."""
-
-    rule: StepRule = GradientStep()
-    steps: int = 10
-    tolerance: float | None = None
 
 
 class Step(NamedTuple):
@@ -70,129 +39,6 @@ class Result(NamedTuple):
     u: Tensor  # the running estimate, as the composition keeps it
     history: dict[str, Tensor]  # value, gradient, gap, residual, step_size, eta: one number per step
     state: State  # hand it to the next call to go on from here
-
-
-class _Here(NamedTuple):
-    """One batch and what is known before its step."""
-
-    batch: Any
-    start: Tensor
-    constraint: Constraint
-    composition: Composition
-    state: State
-
-
-class _Found(NamedTuple):
-    delta: Tensor
-    direction: Direction
-    value: Tensor  # f of the batch
-    gradient: Tensor  # its length
-
-
-@dataclass(frozen=True, eq=False)
-class _Levels:
-    """The two levels of a problem, ready to be evaluated on a batch."""
-
-    problem: Callable[[Any, Tensor, Any], Terms]
-    inner: Callable[[Any, Tensor, Any], Tensor] | None
-    theta: Any
-    leaves: list[Tensor]
-    descent: Descent
-    solve: Solver | None
-    shared: bool
-    processes: Processes
-
-    def minimiser(self, here: _Here) -> Tensor:
-        def h(rows: Tensor) -> Tensor:
-            delta = rows.squeeze(0) if self.shared else rows  # the backward pass of rows[0] would copy
-            if self.inner is not None:
-                values = self.inner(self.theta, delta, here.batch)
-                check_inner(values, len(values) if self.shared and values.dim() else len(rows))
-            else:
-                terms = terms_of(self.problem(self.theta, delta, here.batch))
-                check_terms(terms, delta, self.shared)
-                values = inner_values(terms)
-            if not values.requires_grad:
-                raise ValueError(
-                    "inner does not depend on delta: there is nothing to minimise; compute h from the delta given"
-                )
-            return values.mean()[None] if self.shared else values
-
-        how = (self.descent.rule, self.descent.steps, self.descent.tolerance)
-        rows = here.start[None] if self.shared else here.start
-        with frozen(self.leaves):
-            found = projected_descent(h, rows, here.constraint, *how, shared=self.shared, gather=self.processes.gather)
-        return found[0] if self.shared else found
-
-    def outer_at(self, values: list[Tensor], here: _Here) -> Tensor:
-        """g_i at other values of theta, with the inner solution that belongs to them."""
-        with swapped(self.leaves, values):
-            delta = self.minimiser(here)
-            with torch.no_grad():
-                return terms_of(self.problem(self.theta, delta, here.batch)).outer
-
-    def estimate(self, here: _Here, previous: Tensor | None) -> _Found:
-        """Lines 4-12 of Algorithm 1; the gradient is left in theta."""
-        delta = self.minimiser(here)
-        direction = cid(
-            lambda delta: self.problem(self.theta, delta, here.batch),
-            delta,
-            here.composition,
-            here.state,
-            self.solve,
-            constraint=here.constraint,
-            shared=self.shared,
-            gather=self.processes.gather,
-            previous=previous,
-        )
-        if not direction.scalar.requires_grad:
-            raise ValueError(NO_THETA)
-        direction.scalar.backward()  # type: ignore[no-untyped-call]
-        self.processes.average_gradients(self.leaves)
-        norms = [leaf.grad.norm() for leaf in self.leaves if leaf.grad is not None]
-        if not norms:
-            raise ValueError(NO_THETA)
-        value = here.composition.value(self.processes.gather(direction.values))
-        length = torch.stack(norms).norm()
-        if not torch.isfinite(value + length):
-            raise ArithmeticError("the value or the gradient of F is not finite; take smaller steps")
-        return _Found(delta, direction, value, length)
-
-    def line(self, found: _Found, here: _Here, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-        """One line of the history; NaN where a number is not known."""
-        _, _, _, _, _, slope, residual = found.direction
-        rows = found.delta[None] if self.shared else found.delta
-        unknown = float("nan")
-        return {
-            "value": found.value.item(),
-            "gradient": found.gradient.item(),
-            "gap": unknown if slope is None else gap(here.constraint, rows, slope).max().item(),
-            "residual": unknown if residual is None else residual.max().item(),
-            "step_size": float(optimizer.param_groups[0]["lr"]),
-            "eta": getattr(here.composition, "eta", unknown),
-        }
-
-    def guarded(self, number: int, quiet: bool, *given: Any) -> _Found:
-        """A step that says its number where it fails, and does not repeat that a solve was missed."""
-        with warnings.catch_warnings():
-            if quiet:  # the text holds the residual, so that python would show it anew each time
-                warnings.simplefilter("ignore", NotSolved)
-            try:
-                return self.step(*given)
-            except ArithmeticError as problem:
-                raise ArithmeticError(f"step {number}: {problem}") from None
-
-    def step(self, optimizer: torch.optim.Optimizer, here: _Here, previous: Tensor | None) -> _Found:
-        """One step of the optimiser, which may ask for several estimates (LBFGS does); the first is told."""
-        found = []
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            found.append(self.estimate(here, previous))
-            return found[-1].value
-
-        optimizer.step(closure)  # type: ignore[arg-type]
-        return found[0]
 
 
 def minimise(
@@ -237,7 +83,7 @@ def minimise(
     storm        correct u by what the last step of theta did to this batch, for a second inner solve
     """
     leaves = leaves_of(theta)
-    levels = _Levels(problem, inner, theta, leaves, descent, solve, shared, processes)
+    levels = Levels(problem, inner, theta, leaves, descent, solve, shared, processes)
     rank, size = processes.world()
     latest, state, lines = delta.detach().clone(), dict(state or {}), []
     before: list[Tensor] | None = None
@@ -252,7 +98,7 @@ def minimise(
                     group["lr"] = step_size(number)
             composed = composition if eta is None else replace(composition, eta=eta(number))  # type: ignore[type-var]
             known = latest if warm_start and (shared or ids is not None) else delta.detach()
-            here = _Here(
+            here = Here(
                 batch,
                 known if shared or ids is None else known[ids.view(size, -1)[rank].to(known.device)],
                 constraint if isinstance(constraint, Constraint) else constraint(batch),
