@@ -292,11 +292,11 @@ def compare(trial: Trial, budget: float) -> Rounds:
     case, effort = trial.case, trial.effort
     found = contestants(case, effort, trial.further)
     gradients = {label: estimate() for label, estimate in found.items()}
-    seconds = alternate(found, budget, 9)
+    seconds = alternate(found, budget, 21)
     solved = replace(case, start=descend(case, case.theta, case.start, effort.steps))
     alone = contestants(solved, Effort(0, effort.iterations), trial.further)
     alone.pop(UNROLLED)  # without its steps there is nothing of it
-    implicit = alternate(alone, budget / 3, 9)
+    implicit = alternate(alone, budget / 3, 21)
     quotient = difference_quotient(case, gradients[OURS], effort.steps)
     title = trial.name.replace("\n", ", ")
     print(f"\n{title}; K = {effort.steps}, {effort.iterations} CG iterations; {len(seconds[OURS])} rounds")
@@ -425,7 +425,7 @@ def draw_ratios(axis: Axes, found: dict[str, Rounds]) -> None:
         axis.plot([], [], ls="", label=label, **MARKS[label])
     axis.set_yticks(range(len(found)), list(found), fontsize=8)
     axis.set_ylim(len(found) - 0.4, -0.6)
-    axis.set(xlabel="CPU time / that of ours with CG (median, 95% interval)")
+    axis.set(xlabel="CPU time / ours with CG (95% interval)")
     axis.grid(alpha=0.3, axis="x")
     axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
 
@@ -434,7 +434,7 @@ def draw(curves: dict[str, Rounds], held: Rounds, found: dict[str, Rounds], path
     figure, axes = plt.subplots(2, 3, figsize=(13, 7.5), layout="constrained")
     for axis, (name, seconds) in zip(axes.flat, curves.items(), strict=False):
         draw_curves(axis, name, seconds, 1, "CPU seconds per hypergradient")
-    draw_curves(axes.flat[4], "K", held, 2**-20, "autograd keeps at most (MiB), separable h")
+    draw_curves(axes.flat[4], "K", held, 2**-20, "MiB that autograd keeps (separable)")
     draw_ratios(axes.flat[5], found)
     fixed = ", ".join(f"{name} = {value}" for name, value in BASE.items())
     figure.suptitle(f"One hypergradient: {fixed} where not varied, 10 CG iterations; exponents of the largest sizes")
