@@ -1,6 +1,6 @@
 """What the attacker may do: the set of perturbations allowed around each image, cut to the image range [0,1]."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -14,6 +14,10 @@ from doubly.errors import UsageError
 @runtime_checkable
 class Threat(Protocol):
     def around(self, x: Tensor) -> Constraint: ...
+
+    def scaled(self, share: float) -> "Threat":
+        """The same threat with `share` of its radius."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,9 @@ class LinfBall:
         if not self.barrier > 0:
             raise UsageError(f"the strength of the barrier must be positive, got {self.barrier:g}")
 
+    def scaled(self, share: float) -> "LinfBall":
+        return replace(self, radius=share * self.radius)
+
     def around(self, x: Tensor) -> Box:
         return Box((-x).clamp(min=-self.radius), (1 - x).clamp(max=self.radius), self.barrier)
 
@@ -47,6 +54,9 @@ class L2Ball:
     def __post_init__(self) -> None:
         if not self.radius > 0:
             raise UsageError(f"epsilon must be positive, got {self.radius:g}")
+
+    def scaled(self, share: float) -> "L2Ball":
+        return replace(self, radius=share * self.radius)
 
     def around(self, x: Tensor) -> Ball:
         return Ball(self.radius, Box(-x, 1 - x))

@@ -1,6 +1,6 @@
 """The vocabulary: a dataset gives a `Batch`, a method turns it into an `Objective`, the loop steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -28,6 +28,7 @@ class Objective:
     weights: Tensor  # (B,) detached; 1 everywhere for plain averages
     logits: Tensor  # (B, classes) detached
     state: State
+    record: dict[str, Tensor] = field(default_factory=dict)  # further numbers, each (), averaged into the epoch's line
 
 
 class Moment(NamedTuple):
@@ -53,7 +54,9 @@ class Attack(Protocol):
 class Method(Protocol):
     """A way to train: the objective of one batch, and what it remembers between batches."""
 
-    def init(self) -> State: ...
+    def init(self, counts: Tensor | None = None) -> State:
+        """What it remembers before the first batch. `counts`: training images per class, for methods that need them."""
+        ...
 
     def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective: ...
 

@@ -432,7 +432,7 @@ SEEN = []
 class HardestFirst:
     """Class-level online learning in miniature: classes are drawn by the losses they had."""
 
-    def init(self):
+    def init(self, counts=None):
         return {"losses": torch.tensor([0.0, 1.0, 3.0])}
 
     def sampling(self, state):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,6 +36,13 @@ def test_a_row_is_the_mean_over_samples_not_over_batches():
     assert row["weight_mean"] == 2.0 and row["weight_max"] == 4.0
     assert row["weight_quantiles"] == {"5%": 0.6, "50%": 1.5, "95%": 3.75}
     assert row["weight_ess"] == pytest.approx((4 / 2.5 / 2 + 1) / 2)  # of each batch its share, then their mean
+
+
+def test_further_numbers_of_a_method_are_averaged_over_the_batches():
+    meter = Meter()
+    for value in (1.0, 4.0):
+        meter.add(replace(FIRST[0], record={"kappa": torch.tensor(value)}), FIRST[1])
+    assert meter.row()["kappa"] == 2.5 and Meter(meter.collected()).row() == meter.row()
 
 
 def test_a_meter_taken_up_again_gives_the_same_row():

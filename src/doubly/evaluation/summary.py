@@ -6,15 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from doubly.evaluation.accuracy import Ints, confusion, per_class, tail, worst_class
+from doubly.evaluation.accuracy import Bools, Ints, confusion, per_class, tail, worst_class
 
 SCHEMA = 1
 
 
 def summarise(
-    y: Ints, classes: Sequence[str], clean_predictions: Ints, pgd_predictions: Ints, protocol: Mapping[str, Any]
+    y: Ints,
+    classes: Sequence[str],
+    clean_predictions: Ints,
+    pgd_predictions: Ints,
+    protocol: Mapping[str, Any],
+    margin_predictions: Ints | None = None,
 ) -> dict[str, Any]:
-    """`classes` are the names in the order of the labels; `protocol` says how the attack was made."""
+    """`classes` are the names in the order of the labels; `protocol` says how the attack was made.
+
+    `margin_predictions`: under the same attack on the logit margin instead of its loss.
+    """
     names, size = distinct(classes), len(classes)
     clean = per_class(clean_predictions == y, y, size)
     robust = per_class(pgd_predictions == y, y, size)
@@ -29,6 +37,7 @@ def summarise(
         "ra_tail_30": tail_value,
         "ra_tail_30_classes": [names[index] for index in tail_classes],
         "worst_class": {"name": names[worst], "ra_pgd": worst_value},
+        **({} if margin_predictions is None else _under_margin(margin_predictions == y, y, size)),
         "per_class": {
             name: {"n": int(counts[index]), "sa": _number(clean[index]), "ra_pgd": _number(robust[index])}
             for index, name in enumerate(names)
@@ -39,6 +48,11 @@ def summarise(
         },
         "protocol": dict(protocol),
     }
+
+
+def _under_margin(correct: Bools, y: Ints, size: int) -> dict[str, float]:
+    value, _ = tail(per_class(correct, y, size))
+    return {"ra_margin": float(np.mean(correct)), "ra_margin_tail_30": value}
 
 
 def distinct(names: Sequence[str]) -> list[str]:

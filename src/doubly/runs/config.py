@@ -99,6 +99,8 @@ class Run:
     """passes over the training images"""
     batch: int = 128
     """images per step"""
+    warm_up: float = 0.0
+    """share of training over which epsilon and the attack's step grow from 0 to their values"""
     average: float | None = None
     """decay of an exponential moving average of the weights, which is then what is evaluated; none for no averaging"""
     seed: int = 0
@@ -115,5 +117,7 @@ class Run:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
             raise UsageError(f"epochs and batch must be at least 1, got {self.epochs} and {self.batch}")
+        if not 0 <= self.warm_up < 1:
+            raise UsageError(f"warm_up is a share of training in [0, 1), got {self.warm_up}")
         if self.average is not None and not 0 <= self.average < 1:
             raise UsageError(f"average is a decay in [0, 1), such as 0.999, got {self.average}")

@@ -16,6 +16,7 @@ from doubly.data.loader import batches, steps_per_epoch
 from doubly.errors import Interrupted, NonFiniteError, UsageError
 from doubly.rundir import RunDir, append_metrics, lock, truncate_metrics, write_json
 from doubly.runs import checkpoint
+from doubly.runs.alarms import alarms
 from doubly.runs.build import load_splits
 from doubly.runs.config import Probe, Run
 from doubly.runs.environment import environment
@@ -24,6 +25,7 @@ from doubly.runs.meter import Meter
 from doubly.runs.own_model import without_initial_weights
 from doubly.runs.saved_config import difference, to_json
 from doubly.runs.training import Training
+from doubly.runs.warm_up import warmed
 from doubly.seeding import derived_seed, global_generators
 from doubly.types import Moment
 
@@ -172,6 +174,10 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
         last = t.epoch + 1 == run.epochs
         if last or (t.epoch + 1) % run.probe.every == 0:
             row["probe"] = _probe(t)
+            row["alarms"] = alarms(row, t.peak)
+            t.peak = max(t.peak, row["probe"]["ra_pgd"])
+            for sentence in row["alarms"]:
+                watch.say(f"epoch {t.epoch}: {sentence}")
             score = _score(row["probe"], run.probe)
             if t.images.chooses and (t.best is None or score > t.best):
                 t.best = score
@@ -190,7 +196,7 @@ def _step(t: Training, batch: Any, moment: Moment) -> None:
     for group in t.optimizer.param_groups:
         group["lr"] = t.run.optimiser.lr.at(moment.progress)
     with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.autocast():
-        objective = t.run.method.objective(t.model, batch, t.state, moment)
+        objective = warmed(t.run, moment.progress).objective(t.model, batch, t.state, moment)
     check_finite(objective.losses, "the losses")
     t.optimizer.zero_grad()
     objective.scalar.backward()  # type: ignore[no-untyped-call]
@@ -206,9 +212,19 @@ def _probe(t: Training) -> dict[str, Any]:
     found = evaluate(t.evaluated, t.images.probe, t.run.probe.attack)
     return {
         "on": "holdout" if t.images.chooses else "test",
-        **{key: found[key] for key in ("n", "sa", "ra_pgd", "ra_tail_30", "worst_class")},
+        **{key: found[key] for key in ("n", "sa", "ra_pgd", "ra_tail_30", "worst_class", "ra_margin")},
+        "commonest": _commonest(found),
         "per_class": {name: row["ra_pgd"] for name, row in found["per_class"].items()},
     }
+
+
+def _commonest(found: dict[str, Any]) -> dict[str, Any]:
+    """The class that clean images are most often taken for: its share of the answers and of the images."""
+    counts = found["confusion"]["clean"]  # a row per label
+    answers = [sum(column) for column in zip(*counts, strict=True)]
+    most = answers.index(max(answers))
+    name = list(found["per_class"])[most]
+    return {"name": name, "share": answers[most] / found["n"], "true_share": sum(counts[most]) / found["n"]}
 
 
 def _score(probe: dict[str, Any], settings: Probe) -> float:

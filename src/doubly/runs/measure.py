@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from doubly.checks import check_logits
 from doubly.data import Images
 from doubly.errors import UsageError
 from doubly.evaluation.summary import summarise
-from doubly.losses import CrossEntropy
+from doubly.losses import CrossEntropy, LogitMargin
 from doubly.rundir import RunDir, read_json, write_json
 from doubly.runs import checkpoint
 from doubly.runs.build import chosen_device, load_splits
@@ -30,6 +31,7 @@ class Predictions(NamedTuple):
 
     clean: NDArray[np.int64]
     pgd: NDArray[np.int64]
+    margin: NDArray[np.int64]  # under the same attack on the logit margin
     pgd_losses: NDArray[np.float64]
 
 
@@ -41,7 +43,10 @@ def predictions(
     chunk: int = 500,
     done: Callable[[int], None] = lambda count: None,
 ) -> Predictions:
-    """Attack every image once. The draws belong to the chunk, so `chunk` is part of the protocol."""
+    """Attack every image, and once more on the logit margin: methods that reweight look better under cross-entropy
+    than they are. The draws belong to the chunk, so `chunk` is part of the protocol.
+    """
+    on_margin = replace(attack, loss=LogitMargin())
     device = next((p.device for p in model.parameters()), images.x.device)
     images = images.to(device)
     found: list[tuple[torch.Tensor, ...]] = []
@@ -51,14 +56,24 @@ def predictions(
             with torch.no_grad():
                 clean = model(x)
             check_logits(clean, y)
-            delta = attack(model, x, y, generator(seed, 0, index, "evaluation"))
-            with torch.no_grad():
-                attacked = model(x + delta)
-            check_logits(attacked, y)
-            found.append((clean.argmax(1), attacked.argmax(1), CrossEntropy()(attacked, y)))
+            found.append((clean.argmax(1), *_attacked(model, x, y, attack, on_margin, (seed, index))))
             done(start + len(y))
-    clean_all, pgd_all, losses = (torch.cat(part).cpu().numpy() for part in zip(*found, strict=True))
-    return Predictions(clean_all, pgd_all, losses.astype(np.float64))
+    clean_all, pgd_all, margin_all, losses = (torch.cat(part).cpu().numpy() for part in zip(*found, strict=True))
+    return Predictions(clean_all, pgd_all, margin_all, losses.astype(np.float64))
+
+
+def _attacked(
+    model: nn.Module, x: Tensor, y: Tensor, attack: PGD, on_margin: PGD, where: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(answers under the attack, answers under that on the margin, losses under the attack), from the same start."""
+    seed, index = where
+    logits = []
+    for each in (attack, on_margin):
+        delta = each(model, x, y, generator(seed, 0, index, "evaluation"))
+        with torch.no_grad():
+            logits.append(model(x + delta))
+        check_logits(logits[-1], y)
+    return logits[0].argmax(1), logits[1].argmax(1), CrossEntropy()(logits[0], y)
 
 
 def protocol(attack: PGD, seed: int, chunk: int, **more: Any) -> dict[str, Any]:
@@ -72,9 +87,12 @@ def evaluate(
     """The contents of evaluation.json for any network that takes images in [0,1] and returns logits."""
     images, attack = as_images(data), attack or PGD(steps=20)
     found = predictions(model, images, attack, seed, chunk)
-    answered = int(max(found.clean.max(), found.pgd.max())) + 1  # the network may know classes that are not in the data
+    answered = (
+        int(max(found.clean.max(), found.pgd.max(), found.margin.max())) + 1
+    )  # the network may know classes that are not in the data
     names = (*images.classes, *(str(k) for k in range(len(images.classes), answered)))
-    return summarise(images.y.cpu().numpy(), names, found.clean, found.pgd, protocol(attack, seed, chunk, **more))
+    about = protocol(attack, seed, chunk, **more)
+    return summarise(images.y.cpu().numpy(), names, found.clean, found.pgd, about, found.margin)
 
 
 def load_run(path: Path) -> Run:
@@ -140,7 +158,7 @@ def evaluate_run(
     found = predictions(model, test, run.probe.attack, seed, chunk, done)
     about = protocol(run.probe.attack, seed, chunk, split="test", checkpoint=which, data_sha256=test.sha256())
     y = test.y.cpu().numpy()
-    result = {"epoch": info["epoch"], **summarise(y, test.classes, found.clean, found.pgd, about)}
+    result = {"epoch": info["epoch"], **summarise(y, test.classes, found.clean, found.pgd, about, found.margin)}
     unfinished = rundir.predictions.with_name(".evaluation.npz")
     np.savez(unfinished, y=y, ids=test.ids.cpu().numpy(), **found._asdict())
     unfinished.replace(rundir.predictions)

@@ -28,6 +28,8 @@ class Meter:
             ("ess", share[None]),
         ]:
             self.parts.setdefault(name, []).append(values.detach().float())
+        for name, value in objective.record.items():
+            self.parts.setdefault(f"record/{name}", []).append(value.detach().float().reshape(1))
 
     def collected(self) -> State:
         return {name: torch.cat(values) for name, values in self.parts.items()}
@@ -46,4 +48,5 @@ class Meter:
             "weight_max": weights.max().item(),
             "weight_quantiles": dict(zip(("5%", "50%", "95%"), quantiles, strict=True)),
             "weight_ess": found["ess"].mean().item(),
+            **{name[7:]: found[name].mean().item() for name in found if name.startswith("record/")},
         }

@@ -36,6 +36,7 @@ class Training:
     step: int = 0
     seconds: float = 0.0  # spent in this epoch
     best: float | None = None  # highest score on the hold-out
+    peak: float = 0.0  # highest accuracy under attack of the probes
 
     @staticmethod
     def begin(run: Run, splits: Splits, model: nn.Module | None) -> "Training":
@@ -54,8 +55,9 @@ class Training:
         optimizer = torch.optim.SGD(
             free, lr=settings.lr.at(0.0), momentum=settings.momentum, weight_decay=settings.weight_decay
         )
+        state = run.method.init(images.train.counts())
         average = copy.deepcopy(model).requires_grad_(False) if run.average is not None else None
-        return Training(run, model, images, device, optimizer, channels_last, average, run.method.init())
+        return Training(run, model, images, device, optimizer, channels_last, average, state)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -113,6 +115,7 @@ class Training:
             "step": self.step,
             "seconds": self.seconds,
             "best": self.best,
+            "peak": self.peak,
             "channels": self.images.train.x.shape[1],
             "classes": list(self.images.train.classes),
             "choices": {"channels_last": self.channels_last, "threads": torch.get_num_threads()},
@@ -148,3 +151,4 @@ class Training:
             optimizer["state"].setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict(optimizer)
         self.epoch, self.step, self.seconds, self.best = (info[key] for key in ("epoch", "step", "seconds", "best"))
+        self.peak = info.get("peak", 0.0)
