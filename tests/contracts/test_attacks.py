@@ -109,6 +109,10 @@ def accuracy(model, x, y):
     return share
 
 
+def test_the_attacks_that_leave_the_ball_are_these():
+    assert [name for name, kind in ATTACKS.items() if getattr(kind, "leaves_the_ball", False)] == ["n_fgsm"]
+
+
 def test_every_attack_in_the_folder_is_listed():
     found, silent = set(), set()
     for module in pkgutil.iter_modules(doubly.attacks.__path__):
@@ -135,7 +139,8 @@ def test_stays_in_the_ball_and_in_the_image_range_exactly(name, mode, model, ima
     x, y = images
     delta = build(name, mode)(model, x, y, seeded())
     assert delta.shape == x.shape and delta.dtype == x.dtype and not delta.requires_grad
-    assert delta.abs().max() <= EPS
+    if not getattr(ATTACKS[name], "leaves_the_ball", False):  # named exceptions, for training only
+        assert delta.abs().max() <= EPS
     assert (x + delta).min() >= 0 and (x + delta).max() <= 1
 
 

@@ -2,13 +2,15 @@
 
 from doubly.attacks.fgsm import FGSM
 from doubly.attacks.mode import attacked, draws, evaluating, parameters_frozen, repeating, statistics_frozen
+from doubly.attacks.n_fgsm import NFGSM
 from doubly.attacks.pgd import PGD
 
-ATTACKS: dict[str, type] = {"pgd": PGD, "fgsm": FGSM}
+ATTACKS: dict[str, type] = {"pgd": PGD, "fgsm": FGSM, "n_fgsm": NFGSM}
 
 __all__ = [
     "ATTACKS",
     "FGSM",
+    "NFGSM",
     "PGD",
     "attacked",
     "draws",

@@ -1,6 +1,6 @@
 """The fast gradient sign method: one sign step, from the image or from a random start (Fast-AT's attack)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from doubly.attacks.mode import Mode
 from doubly.attacks.pgd import PGD, Start
 from doubly.bilevel import SignStep
-from doubly.losses import CrossEntropy, Loss
+from doubly.losses import CrossEntropy, Loss, check_plain
 from doubly.threat import LinfBall
 
 
@@ -26,6 +26,13 @@ class FGSM:
     """what the attacker increases"""
     attack_mode: Mode = "eval"
     """eval or train: see PGD"""
+
+    def __post_init__(self) -> None:
+        check_plain(self.loss, "an attack")
+
+    def scaled(self, share: float) -> "FGSM":
+        """The attack within `share` of the radius."""
+        return replace(self, threat=self.threat.scaled(share))
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         rule = SignStep(self.reach * self.threat.radius)

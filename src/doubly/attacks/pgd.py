@@ -1,20 +1,22 @@
 """Projected gradient descent on the attack loss: PGD with any step rule, restarts, and the loop that methods share."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from doubly import parallel
 from doubly.attacks.mode import Mode, attacked
-from doubly.bilevel import BarrierStep, SignStep, StepRule, projected_descent
+from doubly.bilevel import BarrierStep, FirstThen, SignStep, StepRule, projected_descent
 from doubly.checks import check_finite, check_images, check_scores
 from doubly.errors import NonFiniteError, UsageError
-from doubly.losses import CrossEntropy, Loss
+from doubly.losses import CrossEntropy, Loss, check_plain, kl_divergence
 from doubly.threat import LinfBall, Threat
 
-Start = Literal["uniform", "zero"]
+Start = Literal["uniform", "gaussian", "zero"]
+Value = Callable[[Tensor], Tensor]  # logits (B, classes) -> what the attacker increases, (B,)
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class PGD:
     rule: StepRule = field(default_factory=SignStep)
     """how a step follows from the gradient"""
     start: Start = "uniform"
-    """uniform: at random inside the threat's set; zero: at the image itself"""
+    """uniform: at random in the threat's set; gaussian: noise of 0.001 around the image; zero: at the image itself"""
     restarts: int = 1
     """how often to try; the highest loss of each sample is kept"""
     loss: Loss = field(default_factory=CrossEntropy)
@@ -37,31 +39,69 @@ class PGD:
     """eval: batch norm uses its running statistics while attacking; train: the batch's, which it then forgets"""
 
     def __post_init__(self) -> None:
+        check_plain(self.loss, "an attack")
         if self.steps < 0 or self.restarts < 1:
             raise UsageError(
                 f"an attack needs steps >= 0 and restarts >= 1, got steps={self.steps}, restarts={self.restarts}"
             )
-        if not getattr(self.rule, "size", 1.0) > 0:
-            raise UsageError(f"the step size of an attack must be positive, got {self.rule}")
-        if isinstance(self.rule, BarrierStep) and not isinstance(self.threat, LinfBall):
-            raise UsageError("a barrier step follows the barrier of a box: use LinfBall, or another step")
+        for rule in (self.rule.first, self.rule.then) if isinstance(self.rule, FirstThen) else (self.rule,):
+            if not getattr(rule, "size", 1.0) > 0:
+                raise UsageError(f"the step size of an attack must be positive, got {rule}")
+            if isinstance(rule, BarrierStep) and not isinstance(self.threat, LinfBall):
+                raise UsageError("a barrier step follows the barrier of a box: use LinfBall, or another step")
+
+    def scaled(self, share: float) -> "PGD":
+        """The attack within `share` of the radius, with steps as much shorter."""
+        return replace(self, threat=self.threat.scaled(share), rule=_shortened(self.rule, share))
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        return self.search(model, x, y, generator, lambda logits: self.loss(logits, y))
+
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Value) -> Tensor:
+        """The same attack on any function of the logits. Each step calls it once, at the iterate that it leaves."""
         check_images(x, y)
         with attacked(model, self.attack_mode):
-            delta = self._attempt(model, x, y, generator)
+            delta = self._attempt(model, x, y, generator, value)
             for _ in range(self.restarts - 1):
-                other = self._attempt(model, x, y, generator)
+                other = self._attempt(model, x, y, generator, value)
                 with torch.no_grad():
-                    better = self.loss(model(x + other), y) > self.loss(model(x + delta), y)
+                    better = value(model(x + other)) > value(model(x + delta))
                 delta = torch.where(better.view(-1, *[1] * (x.dim() - 1)), other, delta)
         return delta
 
-    def _attempt(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    def diverge(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """The same attack on KL(p(x) || p(x + delta)), which is that of TRADES; y is only checked.
+
+        p(x) is taken once: taking it anew in each step gives the same, since the network does not change meanwhile.
+        """
+        self.check_diverge()
+        check_images(x, y)
+        with attacked(model, self.attack_mode), torch.no_grad():
+            clean = model(x)
+        return self.search(model, x, y, generator, lambda logits: kl_divergence(clean, logits))
+
+    def check_diverge(self) -> None:
+        """Refuses what `diverge` has no use for; for methods, when they are made."""
+        if self.start == "zero":
+            raise UsageError(
+                "the divergence from p(x) has no gradient at x itself, so its attack would not leave a start at zero: "
+                "use start gaussian or uniform"
+            )
+        if self.loss != CrossEntropy():
+            raise UsageError(
+                f"an attack on the divergence does not look at its loss, got {self.loss}: leave the loss out, or let "
+                "attack_on be cross_entropy"
+            )
+
+    def _attempt(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Value) -> Tensor:
         constraint = self.threat.around(x)
         start = torch.zeros_like(x)
         if self.start == "uniform":
             start = constraint.at(parallel.uniform(x, generator))
+        elif self.start == "gaussian":  # from uniform draws, which are alike at any number of processes
+            start = constraint.project(
+                0.001 * torch.special.ndtri(parallel.uniform(x, generator).clamp(1e-6, 1 - 1e-6))
+            )
 
         checked = False
 
@@ -71,7 +111,7 @@ class PGD:
             if not checked:  # once per attack: reading the labels waits for the device
                 check_scores(logits, y)
                 checked = True
-            return -self.loss(logits, y)
+            return -value(logits)
 
         try:
             return projected_descent(inner, start, constraint, self.rule, self.steps)
@@ -79,3 +119,9 @@ class PGD:
             with torch.no_grad():
                 check_finite(model(x + start), "the model's logits")
             raise NonFiniteError("the attack's gradient: NaN or infinite, so nothing was attacked") from None
+
+
+def _shortened(rule: Any, share: float) -> Any:
+    if isinstance(rule, FirstThen):
+        return FirstThen(_shortened(rule.first, share), _shortened(rule.then, share))
+    return replace(rule, size=share * rule.size)

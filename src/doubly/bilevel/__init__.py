@@ -11,7 +11,15 @@ from doubly.bilevel.levels import Descent, Processes
 from doubly.bilevel.linear_solve import ConjugateGradient, Diagonal, Direct, Neumann, NotSolved, Solution, Solver
 from doubly.bilevel.minimise import Result, Step, minimise
 from doubly.bilevel.simplex import Simplex
-from doubly.bilevel.step_rules import AdamStep, BarrierStep, GradientStep, MomentumStep, NormalisedStep, SignStep
+from doubly.bilevel.step_rules import (
+    AdamStep,
+    BarrierStep,
+    FirstThen,
+    GradientStep,
+    MomentumStep,
+    NormalisedStep,
+    SignStep,
+)
 from doubly.bilevel.threshold import ChiSquare, CVaR, MeanVariance
 from doubly.bilevel.whole_space import WholeSpace
 
@@ -22,6 +30,7 @@ STEP_RULES: dict[str, type] = {
     "sign": SignStep,
     "adam": AdamStep,
     "barrier": BarrierStep,
+    "first_then": FirstThen,
 }
 
 __all__ = [
@@ -40,6 +49,7 @@ __all__ = [
     "Direct",
     "Direction",
     "Face",
+    "FirstThen",
     "GradientStep",
     "LogMeanExp",
     "MeanVariance",

@@ -1,13 +1,13 @@
 """How one inner step follows from a gradient: plain, normalised, sign, Adam, preconditioned by the barrier."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from doubly.bilevel.box import Box
 from doubly.bilevel.face import flat
-from doubly.bilevel.inner import Constraint
+from doubly.bilevel.inner import Constraint, StepRule
 
 State = dict[str, Tensor]
 
@@ -96,6 +96,25 @@ class AdamStep:
         unbiased = mean / (1 - self.decay**steps)
         root = (squares / (1 - self.decay_squares**steps)).sqrt()
         return -self.size * unbiased / (root + self.floor), {"mean": mean, "squares": squares, "steps": steps}
+
+
+@dataclass(frozen=True)
+class FirstThen:
+    """One rule for the first step and another for those after it."""
+
+    first: StepRule = field(default_factory=SignStep)
+    """the first step"""
+    then: StepRule = field(default_factory=GradientStep)
+    """all others"""
+
+    def init(self, delta: Tensor) -> State:
+        return {"first": torch.zeros(())}  # the state of `then` is made when it begins
+
+    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        if "first" in state:
+            increment, _ = self.first.step(gradient, delta, constraint, self.first.init(delta))
+            return increment, self.then.init(delta)
+        return self.then.step(gradient, delta, constraint, state)
 
 
 @dataclass(frozen=True)
