@@ -6,8 +6,8 @@ from torch import nn
 from doubly.attacks import FGSM, PGD
 from doubly.bilevel import SignStep
 from doubly.errors import NonFiniteError, UsageError
-from doubly.losses import LogitMargin
-from doubly.methods import AT, Standard
+from doubly.losses import LogitMargin, MartLoss, TradesLoss
+from doubly.methods import AT, MART, TRADES, Standard
 from doubly.threat import LinfBall
 from doubly.types import Batch, Moment
 
@@ -73,3 +73,83 @@ def test_a_model_that_answers_nonsense_is_named(method, batch):
         method.objective(Broken(), batch, {}, MOMENT)
     with pytest.raises(UsageError, match="classes"):
         method.objective(nn.Flatten(0), batch, {}, MOMENT)
+
+
+COUNTS = torch.tensor([10, 40, 0, 50])
+
+
+def test_a_balanced_loss_weighs_a_class_by_the_inverse_of_its_size(batch):
+    method, model, twin = AT(balance="loss"), network(), network()
+    samples = batch._replace(y=torch.tensor([0, 1, 3, 0, 1, 3, 3, 1]))
+    found = method.objective(model, samples, method.init(COUNTS), MOMENT)
+    expected = torch.tensor([100 / 3 / n for n in (10, 40, 50, 10, 40, 50, 50, 40)])  # three classes have images
+    assert torch.allclose(found.weights, expected)
+    plain = AT().objective(twin, samples, {}, MOMENT)
+    assert torch.equal(found.losses, plain.losses)
+    assert found.scalar.item() == pytest.approx((expected * plain.losses).mean().item(), rel=1e-6)
+
+
+def test_balanced_sampling_draws_the_classes_that_have_images_alike(batch):
+    method, model, twin = AT(balance="sampling"), network(), network()
+    state = method.init(COUNTS)
+    assert method.sampling(state).tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
+    one, other = method.objective(model, batch, state, MOMENT), AT().objective(twin, batch, {}, MOMENT)
+    assert torch.equal(one.scalar, other.scalar)
+
+
+def test_equal_classes_make_all_kinds_of_balance_the_same(batch):
+    counts = torch.full((4,), 25)
+    loss = AT(balance="loss")
+    found = loss.objective(network(), batch, loss.init(counts), MOMENT)
+    assert torch.equal(found.weights, torch.ones(8))
+
+
+def test_balance_without_the_class_counts_is_refused_with_the_fix():
+    with pytest.raises(UsageError, match=r"init\(images.counts\(\)\)"):
+        AT(balance="loss").init()
+
+
+def boosted(attacked, clean, y):
+    """MART's loss, written out for one sample at a time."""
+    values = []
+    for a, c, label in zip(attacked.softmax(1), clean.softmax(1), y, strict=True):
+        rival = torch.stack([share for k, share in enumerate(a) if k != label]).max()
+        divergence = (c * (c / a).log()).sum()
+        values.append(-a[label].log() - (1.0001 - rival).log() + 5 * divergence * (1.0000001 - c[label]))
+    return torch.stack(values)
+
+
+@pytest.mark.parametrize("balance", ["none", "loss"])
+def test_a_paired_loss_sees_the_clean_images_in_training_mode_and_batch_norm_forgets_them(batch, balance):
+    attack = PGD(LinfBall(0.1), 3, SignStep(0.05))
+    model, twin = network(), network()
+    method = AT(attack, MartLoss(), balance)
+    state = method.init(torch.tensor([10, 40, 30, 50]))
+    delta = attack(twin, batch.x, batch.y, MOMENT.generator("attack"))
+    attacked, clean = twin(batch.x + delta), network()(batch.x)
+    found = method.objective(model, batch, state, MOMENT)
+    assert torch.equal(found.logits, attacked.detach())
+    assert torch.allclose(found.losses, boosted(attacked, clean, batch.y).detach(), rtol=1e-5)
+    assert model[2].num_batches_tracked == 1 and torch.equal(model[2].running_mean, twin[2].running_mean)
+    clean = nn.functional.batch_norm(twin[1](batch.x.flatten(1)), None, None, twin[2].weight, twin[2].bias, True)
+    expected = (found.weights * boosted(attacked, twin[4](clean.relu()), batch.y)).mean()
+    for a, b in zip(gradients(found.scalar, model), gradients(expected, twin), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "method"),
+    [
+        (MartLoss(4.0), lambda attack: MART(attack, 4.0)),
+        (MartLoss(4.0, True), lambda attack: MART(attack, 4.0, detached=True)),
+        (TradesLoss(4.0), lambda attack: TRADES(attack, 4.0, attack_on="cross_entropy")),
+    ],
+)
+def test_with_a_paired_loss_at_is_the_method_of_that_name(batch, loss, method):
+    attack = PGD(LinfBall(0.1), 3, SignStep(0.05))
+    model, twin = network(), network()
+    found = AT(attack, loss).objective(model, batch, {}, MOMENT)
+    expected = method(attack).objective(twin, batch, {}, MOMENT)
+    assert torch.equal(found.losses, expected.losses) and torch.equal(model[2].running_var, twin[2].running_var)
+    for a, b in zip(gradients(found.scalar, model), gradients(expected.scalar, twin), strict=True):
+        assert torch.equal(a, b)

@@ -21,7 +21,7 @@ from doubly.bilevel import (
     cid_first_order,
 )
 from doubly.errors import UsageError
-from doubly.losses import CrossEntropy, LogitMargin
+from doubly.losses import CrossEntropy, LogitMargin, MartLoss, TradesLoss
 from doubly.methods import AT, DONE
 from doubly.recipes import recipe
 from doubly.runs import train_run
@@ -233,8 +233,11 @@ def test_first_order_is_the_exact_term_for_every_divergence(divergence, options)
 # --- the implicit gradient ---
 
 
-def exponential_and_penalised(model, batch, r, damping, attack_loss):
-    """g_i = exp(l_i / r) and h_i = l'_i + barrier + damping, of flat parameters and one delta: for the dense twin."""
+def exponential_and_penalised(model, batch, r, damping, attack_loss, outer=None):
+    """g_i = exp(l_i / r) and h_i = l'_i + barrier + damping, of flat parameters and one delta: for the dense twin.
+
+    l_i is the cross-entropy, or `outer` of the probabilities of the attacked and the clean image and the label.
+    """
     shapes = {name: p.shape for name, p in model.named_parameters()}
     sizes = [shape.numel() for shape in shapes.values()]
 
@@ -243,6 +246,9 @@ def exponential_and_penalised(model, batch, r, damping, attack_loss):
         return functional_call(model, {n: part.view(s) for (n, s), part in parts}, batch.x[i : i + 1] + delta)
 
     def g(theta, delta, i):
+        if outer is not None:
+            answers = (logits(theta, d, i)[0].softmax(0) for d in (delta.view(1, 1, 3, 3), 0.0))
+            return (outer(*answers, int(batch.y[i])) / r).exp()
         return (F.cross_entropy(logits(theta, delta.view(1, 1, 3, 3), i), batch.y[i : i + 1]) / r).exp()
 
     def barrier(delta, i):
@@ -279,6 +285,58 @@ def test_exact_equals_the_dense_twin(dense_cid, curvature, attack_loss, damping)
     none = dataclasses.replace(method, implicit="none", curvature="barrier")
     plain = gradient(none.direction(model, batch, delta, {}, moment()).scalar, model)
     assert (expected - plain).norm() > 1e3 * tolerance * expected.norm()  # the term is there to be seen
+
+
+def trades(q, p, y):
+    return -p[y].log() + 20 * (p * (p / q).log()).sum()
+
+
+def mart(q, p, y):
+    rival = max(q[j] for j in range(3) if j != y)
+    return -q[y].log() - (1.0001 - rival).log() + 20 * (p * (p / q).log()).sum() * (1.0000001 - p[y])
+
+
+@pytest.mark.parametrize("curvature", ["barrier", "full"])
+@pytest.mark.parametrize(("loss", "outer"), [(TradesLoss(20.0), trades), (MartLoss(20.0), mart)])
+def test_exact_with_a_paired_loss_equals_the_dense_twin(dense_cid, curvature, loss, outer):
+    """The clean logits depend on theta and not on delta; the attack stays one on the cross-entropy."""
+    model, batch = smooth(), samples()
+    delta = interior(batch)
+    method = DONE(PGD(THREAT), loss, Constant(0.5), damping=0.0, implicit="exact", curvature=curvature)
+    found = method.direction(model, batch, delta, {}, moment())
+    g, h, alone = exponential_and_penalised(model, batch, 0.5, 0.0, CrossEntropy(), outer)
+    theta = flat(model.parameters()).detach()
+    rows = delta.flatten(1)
+    expected = dense_cid(
+        g, h, theta, rows, lambda u: 0.5 * u.log(), curvature=alone if curvature == "barrier" else None
+    )
+    tolerance = 1e-8 if curvature == "barrier" else 1e-6
+    assert torch.allclose(gradient(found.scalar, model), expected, rtol=tolerance, atol=tolerance)
+    assert torch.allclose(found.values, torch.stack([0.5 * g(theta, rows[i], i).log() for i in range(6)]))
+    none = dataclasses.replace(method, implicit="none", curvature="barrier")
+    plain = gradient(none.direction(model, batch, delta, {}, moment()).scalar, model)
+    assert (expected - plain).norm() > 1e3 * tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("implicit", ["exact", "none"])
+@pytest.mark.parametrize("loss", [TradesLoss(), MartLoss()])
+def test_with_a_paired_loss_and_large_r_done_is_at_with_that_loss(loss, implicit):
+    attack = PGD(THREAT, 3, SignStep(0.05))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
+    twin, batch = copy.deepcopy(model), samples()
+    # So much damping that of the implicit term nothing is left.
+    method = DONE(attack, loss, Constant(1e10), damping=1e12, implicit=implicit)
+    found = method.objective(model, batch, {}, moment())
+    expected = AT(attack, loss).objective(twin, batch, {}, moment())
+    assert torch.allclose(found.losses, expected.losses) and torch.equal(found.logits, expected.logits)
+    assert torch.allclose(gradient(found.scalar, model), gradient(expected.scalar, twin), rtol=1e-7, atol=1e-9)
+    assert model[2].num_batches_tracked == 1 and torch.equal(model[2].running_mean, twin[2].running_mean)
+
+
+def test_done_weighs_samples_by_their_paired_loss():
+    found = DONE(PGD(THREAT, 3), TradesLoss(), Constant(0.5)).objective(smooth(), samples(), {}, moment())
+    assert torch.allclose(found.weights, 6 * torch.softmax(found.losses / 0.5, 0))
 
 
 def test_the_implicit_term_is_an_input_gradient_penalty_in_the_barrier_s_metric():
@@ -433,6 +491,7 @@ def test_what_first_order_misses_is_kinks_and_rounding_not_the_formula(trained, 
         ({"divergence": "chi2", "mean_weight_limit": 10.0}, "mean_weight_limit belongs to divergence kl"),
         ({"divergence": "cvar", "cap": 2.0, "mean_weight_limit": 10.0}, "mean_weight_limit belongs to divergence kl"),
         ({"divergence": "chi2", "temperature": Constant(0.0)}, "r=0"),
+        ({"implicit": "first_order", "loss": TradesLoss()}, "one loss for attack and model: use exact"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_with_the_fix(options, sentence):

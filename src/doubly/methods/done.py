@@ -29,7 +29,7 @@ from doubly.bilevel import (
 )
 from doubly.checks import check_logits
 from doubly.errors import UsageError
-from doubly.losses import CrossEntropy, Loss
+from doubly.losses import CrossEntropy, Loss, PairedLoss
 from doubly.schedules import Piecewise, Schedule
 from doubly.threat import LinfBall
 from doubly.types import Batch, Moment, Objective, State
@@ -42,7 +42,7 @@ class DONE:
     attack: PGD = field(default_factory=PGD)
     """the inner solver; its loss is the attack loss -l' (eq. 3)"""
     loss: Loss = field(default_factory=CrossEntropy)
-    """the outer loss l"""
+    """the outer loss l; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     temperature: Schedule = field(default_factory=lambda: Piecewise((10.0, 1.0, 0.1), (2 / 3, 5 / 6)))
     """r: large is AT, small follows the worst samples (A16)"""
     eta: float = 0.9
@@ -92,7 +92,7 @@ class DONE:
             raise ValueError("divergence mean_variance has no cap: use chi2, or leave the cap out")
         return MeanVariance(r, self.eta)
 
-    def init(self) -> State:
+    def init(self, counts: Tensor | None = None) -> State:
         return {}
 
     def sampling(self, state: State) -> Tensor | None:
@@ -116,6 +116,9 @@ class DONE:
             check_logits(logits, batch.y)
             zero_sum = self.attack.loss == self.loss
             inner = None if zero_sum else -self.attack.loss(logits, batch.y)
+            if isinstance(self.loss, PairedLoss):
+                with statistics_frozen(model):  # batch norm remembers the attacked images alone
+                    return Terms(self.loss(logits, batch.y, model(batch.x)), inner, logits.detach())
             return Terms(self.loss(logits, batch.y), inner, logits.detach())
 
         composition = self.composition(moment.progress)

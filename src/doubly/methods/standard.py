@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly.checks import check_logits
-from doubly.losses import CrossEntropy, Loss
+from doubly.losses import CrossEntropy, Loss, check_plain
 from doubly.types import Batch, Moment, Objective, State
 
 
@@ -17,7 +17,10 @@ class Standard:
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimised"""
 
-    def init(self) -> State:
+    def __post_init__(self) -> None:
+        check_plain(self.loss, "standard training")
+
+    def init(self, counts: Tensor | None = None) -> State:
         return {}
 
     def sampling(self, state: State) -> Tensor | None:

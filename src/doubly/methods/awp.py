@@ -1,0 +1,128 @@
+"""AWP, adversarial weight perturbation (Wu, Xia and Wang 2020): any method, at the worst weights nearby.
+
+delta   the wrapped method's attack, at the weights w as they are, once
+g       gradient in w of the wrapped objective at delta
+v       gamma |w| / (|g| + 1e-20) g for each tensor with more than one dimension and "weight" in its name, else 0
+update  the gradient of the wrapped objective at w + v, v constant, applied to w
+
+Released code gets g from one SGD step of a proxy, whose length cancels: the same v. Its optimiser steps from w + v, and
+then v is taken off, so weight decay acts on w + v; here it acts on w, a difference of gamma times the decay. As there,
+batch norm remembers the pass at w + v; the losses, weights, logits and state handed out are those at w + v too.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from doubly import parallel
+from doubly.attacks import draws, repeating, statistics_frozen
+from doubly.errors import UsageError
+from doubly.methods.at import AT
+from doubly.types import Batch, Method, Moment, Objective, State
+
+
+@dataclass(frozen=True)
+class AWP:
+    """Another method, at adversarially perturbed weights."""
+
+    method: Method = field(default_factory=AT)
+    """what is trained"""
+    gamma: float = 0.01
+    """length of the perturbation of a tensor, relative to the tensor (AT 0.01, TRADES 0.005); 0 is the method itself"""
+    warm_up: float = 0.0
+    """share of training before the first perturbation"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma < float("inf"):
+            raise UsageError(f"gamma is a share of the weights' length and not negative, got {self.gamma:g}: try 0.01")
+        if not 0 <= self.warm_up < 1:
+            raise UsageError(f"warm_up is a share of training in [0, 1), got {self.warm_up:g}")
+        if isinstance(self.method, AWP):
+            raise UsageError("AWP around AWP perturbs the same weights twice: wrap the method inside it, once")
+
+    def init(self, counts: Tensor | None = None) -> State:
+        return self.method.init(counts)
+
+    def sampling(self, state: State) -> Tensor | None:
+        return self.method.sampling(state)
+
+    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+        if self.gamma == 0 or moment.progress < self.warm_up:
+            return self.method.objective(model, batch, state, moment)
+        method: Any = self.method
+        attack = _Once(getattr(method, "attack", None))
+        if attack.attack is not None:
+            method = replace(method, attack=attack)
+        with statistics_frozen(model), repeating(draws()):  # dropout draws the same in both passes
+            here = method.objective(model, batch, state, moment)
+        moved = _Moved(model, self.perturbation(model, here.scalar))
+        attack.replaying = True
+        there: Objective = method.objective(moved, batch, state, moment)
+        rise = (there.scalar - here.scalar).detach()
+        return replace(there, record={**there.record, "awp_rise": rise})
+
+    def perturbation(self, model: nn.Module, scalar: Tensor) -> dict[str, Tensor]:
+        """v, by the parameter's name; from the gradient over all processes."""
+        weights = {n: p for n, p in model.named_parameters() if p.requires_grad and p.dim() > 1 and "weight" in n}
+        if not weights:
+            raise UsageError(
+                'AWP perturbs trained tensors with more than one dimension and "weight" in their name, and the model '
+                "has none: name them so, or train without AWP"
+            )
+        gradients = torch.autograd.grad(scalar, list(weights.values()), materialize_grads=True)
+        found = {}
+        for (name, weight), own in zip(weights.items(), gradients, strict=True):
+            gradient = parallel.gather(own[None]).mean(0)
+            found[name] = self.gamma * weight.detach().norm() / (gradient.norm() + 1e-20) * gradient
+        return found
+
+
+class _Moved(nn.Module):
+    """The model at w + v. Its modules and parameters are the model's, so modes and gradients reach those."""
+
+    def __init__(self, model: nn.Module, shifts: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.model, self.shifts, self.training = model, shifts, model.training
+
+    def forward(self, x: Tensor) -> Any:
+        own = dict(self.model.named_parameters())
+        return functional_call(self.model, {name: own[name] + shift for name, shift in self.shifts.items()}, (x,))
+
+
+class _Once:
+    """An attack that is run once. Replaying, it hands out the same delta and shows `value` the same logits."""
+
+    def __init__(self, attack: Any) -> None:
+        self.attack, self.replaying = attack, False
+        self.found: deque[tuple[Tensor, list[Tensor]]] = deque()  # of each call: delta, the logits of its steps
+
+    def __getattr__(self, name: str) -> Any:  # threat, loss, …
+        return getattr(self.attack, name)
+
+    def __call__(self, *given: Any) -> Tensor:
+        return self._once(self.attack, given, [])
+
+    def diverge(self, *given: Any) -> Tensor:
+        return self._once(self.attack.diverge, given, [])
+
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Any) -> Tensor:
+        steps: list[Tensor] = []
+
+        def watched(logits: Tensor) -> Any:
+            steps.append(logits.detach())
+            return value(logits)
+
+        with torch.no_grad():
+            for logits in self.found[0][1] if self.replaying else []:
+                value(logits)
+        return self._once(self.attack.search, (model, x, y, generator, watched), steps)
+
+    def _once(self, run: Any, given: tuple[Any, ...], steps: list[Tensor]) -> Tensor:
+        if self.replaying:
+            return self.found.popleft()[0]
+        self.found.append((run(*given), steps))
+        return self.found[-1][0]

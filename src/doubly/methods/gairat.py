@@ -1,0 +1,111 @@
+"""Geometry-aware instance-reweighted adversarial training (GAIRAT; Zhang et al. 2021).
+
+    mean omega_i loss_i,   omega = (1 + tanh(lambda + 5 (1 - 2 kappa / K))) / 2,   scaled to a batch mean of 1
+
+kappa in 0 ... K says how far a sample is from the boundary, in steps of the attack; lambda = +inf is AT. Released code
+and paper differ twice, and the code is the default, being what others compare with. kappa: the code counts which of
+x_0 ... x_{K-1} are classified correctly, the paper the least steps that fool; they differ for samples that are fooled
+and recover. half: the code rounds K / 2 down, which matters for odd K only. Not taken over: a piecewise lambda whose
+later stages are never reached, and a linear one that begins with NaN.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from doubly import parallel
+from doubly.attacks import PGD
+from doubly.checks import check_logits
+from doubly.errors import UsageError
+from doubly.losses import CrossEntropy, Loss, check_plain
+from doubly.schedules import Constant, Piecewise, Schedule
+from doubly.types import Batch, Moment, Objective, State
+
+
+@dataclass(frozen=True)
+class GAIRAT:
+    """mean loss(x + delta), weighted by how few steps of the attack a sample withstands."""
+
+    attack: PGD = field(default_factory=PGD)
+    """how delta is found; kappa counts its steps"""
+    loss: Loss = field(default_factory=CrossEntropy)
+    """what is minimised"""
+    form: Literal["tanh", "sigmoid", "discrete"] = "tanh"
+    """omega; sigmoid: the logistic function of the same argument; discrete: (K + 1 - kappa) / (K + 1), no lambda"""
+    shift: Schedule = field(default_factory=lambda: Constant(-1.0))
+    """lambda: the larger, the more samples weigh alike"""
+    burn_in: float = 0.5
+    """share of training before which all weights are 1"""
+    kappa: Literal["official", "paper"] = "official"
+    """official: number of iterates that are classified correctly; paper: number of steps to the first that is not"""
+    half: Literal["official", "paper"] = "official"
+    """of an odd K. official: rounded down; paper: exact"""
+
+    def __post_init__(self) -> None:
+        check_plain(self.loss, "GAIRAT")
+        least = 2 if self.half == "official" and self.form != "discrete" else 1
+        if self.attack.steps < least or self.attack.restarts != 1:
+            raise UsageError(
+                f"GAIRAT counts the steps of one attempt, at least {least}: use restarts 1 and steps >= {least}, got "
+                f"restarts {self.attack.restarts} and steps {self.attack.steps}"
+            )
+        if not 0 <= self.burn_in < 1:
+            raise UsageError(f"burn_in is a share of training in [0, 1), got {self.burn_in:g}: 0.5 is the first half")
+        shift = self.shift
+        if isinstance(shift, Piecewise) and any(share <= self.burn_in for share in shift.boundaries):
+            raise UsageError(
+                f"burn_in {self.burn_in:g} covers the first stage of shift, whose boundaries are {shift.boundaries}: "
+                "begin the second stage later, or leave the first out"
+            )
+        values = shift.values if isinstance(shift, Piecewise) else [shift.at(percent / 100) for percent in range(100)]
+        if not all(value > -math.inf for value in values):
+            raise UsageError(f"shift (lambda) must be a number, or +inf for AT, got {shift}")
+
+    def init(self, counts: Tensor | None = None) -> State:
+        return {}
+
+    def sampling(self, state: State) -> Tensor | None:
+        return None
+
+    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+        delta, kappa = self.counted(model, batch, moment.generator("attack"))
+        logits = model(batch.x + delta)
+        check_logits(logits, batch.y)
+        losses = self.loss(logits, batch.y)
+        kappa = kappa.to(losses)
+        record = {"kappa": parallel.gather(kappa).mean()}
+        weights = self.weights(kappa, moment.progress)
+        return Objective((weights * losses).mean(), losses.detach(), weights, logits.detach(), state, record)
+
+    def counted(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """delta and kappa."""
+        kappa, standing = torch.zeros_like(batch.y), torch.ones_like(batch.y, dtype=torch.bool)
+
+        def value(logits: Tensor) -> Tensor:
+            nonlocal kappa, standing
+            correct = logits.detach().argmax(1) == batch.y
+            standing = correct & standing if self.kappa == "paper" else correct
+            kappa = kappa + standing.long()
+            return self.attack.loss(logits, batch.y)
+
+        return self.attack.search(model, batch.x, batch.y, generator, value), kappa
+
+    def weights(self, kappa: Tensor, progress: float) -> Tensor:
+        """(B,), of mean 1 over the batch of all processes."""
+        if progress < self.burn_in:
+            return torch.ones_like(kappa)
+        mine, everyone = self.log_omega(kappa, progress), self.log_omega(parallel.gather(kappa), progress)
+        largest = everyone.max()  # taken out, or all weights of a very negative lambda would vanish
+        return (mine - largest).exp() / (everyone - largest).exp().mean()
+
+    def log_omega(self, kappa: Tensor, progress: float) -> Tensor:
+        steps = self.attack.steps
+        if self.form == "discrete":
+            return ((steps + 1 - kappa) / (steps + 1)).log()
+        half = steps // 2 if self.half == "official" else steps / 2
+        argument = self.shift.at(progress) + 5 * (1 - kappa / half)
+        return F.logsigmoid(2 * argument if self.form == "tanh" else argument)  # (1 + tanh a) / 2 = sigmoid(2 a)

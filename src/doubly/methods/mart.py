@@ -1,0 +1,51 @@
+"""MART, misclassification-aware adversarial training (Wang, Zou, Yi, Bailey, Ma, Gu 2020).
+
+    mean BCE(x + delta) + beta KL(p(x) || p(x + delta)) (1 - p_y(x)),   delta increases the cross-entropy
+    BCE = -log p_y - log(1 - max_{j != y} p_j)
+
+The KL counts most where the clean image is misclassified. As released, that factor 1 - p_y is no constant: the gradient
+goes through it (detached makes it one), and through both arguments of the KL. beta is 5 for ResNet-18, 6 for wide ones.
+
+beta = 0 is AT with the boosted cross-entropy BCE, which is AT's plus a term for the rival class. The whole is AT with
+MartLoss, which DONE reweights: DONE(loss=MartLoss()).
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from doubly.attacks import PGD, statistics_frozen
+from doubly.checks import check_logits
+from doubly.losses import MartLoss
+from doubly.types import Attack, Batch, Moment, Objective, State
+
+
+@dataclass(frozen=True)
+class MART:
+    """mean BCE(x + delta) + beta * KL(p(x) || p(x + delta)) * (1 - p_y(x)), delta by the attack."""
+
+    attack: Attack = field(default_factory=lambda: PGD(start="gaussian"))
+    """how delta is found"""
+    beta: float = 5.0
+    """weight of the KL; 0 is AT with the boosted cross-entropy"""
+    detached: bool = False
+    """whether 1 - p_y is a constant weight; as released it is not, and its gradient counts"""
+
+    def __post_init__(self) -> None:
+        MartLoss(self.beta)
+
+    def init(self, counts: Tensor | None = None) -> State:
+        return {}
+
+    def sampling(self, state: State) -> Tensor | None:
+        return None
+
+    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+        delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
+        logits = model(batch.x + delta)
+        check_logits(logits, batch.y)
+        with statistics_frozen(model):  # batch norm remembers the attacked images alone
+            clean = model(batch.x)
+        losses = MartLoss(self.beta, self.detached)(logits, batch.y, clean)
+        return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state)

@@ -1,0 +1,79 @@
+import pytest
+import torch
+from torch import nn
+
+from doubly.attacks import FGSM
+from doubly.errors import UsageError
+from doubly.methods import AT, FastATGA
+from doubly.threat import LinfBall
+from doubly.types import Batch, Moment
+
+ATTACK = FGSM(LinfBall(0.1), reach=1.25)
+
+
+class Quadratic(nn.Module):
+    """Two logits, 0 and a quadratic function of the input: gradients that turn, in closed form."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([[2.0, -1.0, 0.5, 1.5]], dtype=torch.float64))
+        self.tilt = nn.Parameter(torch.tensor([[0.3, 0.2, -0.4, 0.1]], dtype=torch.float64))
+
+    def forward(self, x):
+        flat = x.flatten(1)
+        first = (0.5 * self.scale * flat.square() + self.tilt * flat).sum(1)
+        return torch.stack([first, torch.zeros_like(first)], 1)
+
+
+def batch(count=5):
+    generator = torch.Generator().manual_seed(2)
+    x = 0.3 + 0.4 * torch.rand(count, 1, 2, 2, generator=generator, dtype=torch.float64)
+    return Batch(x, torch.arange(count) % 2, torch.arange(count))
+
+
+def gradients(found, model):
+    return torch.autograd.grad(found.scalar, list(model.parameters()))
+
+
+def test_the_penalty_is_one_minus_the_mean_cosine_of_the_two_input_gradients(monkeypatch):
+    monkeypatch.setattr("doubly.parallel.uniform", lambda like, generator: torch.full_like(like, 0.9))
+    model, samples = Quadratic(), batch()
+    found = FastATGA(ATTACK, strength=0.7).objective(model, samples, {}, Moment())
+    # The input gradient of cross-entropy is (p_1 - [y = 0]) times that of the first logit, so it has its direction.
+    flat, e = samples.x.flatten(1), 0.1 * 0.8
+    sign = torch.where(samples.y == 0, -1.0, 1.0)[:, None]
+    here = sign * (model.scale * flat + model.tilt).detach()
+    there = sign * (model.scale * (flat + e) + model.tilt)
+    cosine = (here * there).sum(1) / (here.norm(dim=1) * there.norm(dim=1))
+    penalty = 0.7 * (1 - cosine.mean())
+    plain = AT(ATTACK).objective(model, samples, {}, Moment())
+    assert torch.allclose(found.scalar, plain.scalar + penalty, rtol=1e-10)
+    assert found.record["alignment"].item() == pytest.approx(cosine.mean().item(), rel=1e-10)
+    expected = torch.autograd.grad(plain.scalar + penalty, list(model.parameters()))
+    # `here` is a constant in the penalty: through it no gradient flows.
+    assert all(torch.allclose(a, b, rtol=1e-8) for a, b in zip(gradients(found, model), expected, strict=True))
+
+
+def test_without_strength_it_is_fgsm_training():
+    model = Quadratic()
+    plain = gradients(AT(ATTACK).objective(model, batch(), {}, Moment()), model)
+    none = gradients(FastATGA(ATTACK, strength=0.0).objective(model, batch(), {}, Moment()), model)
+    assert all(torch.equal(a, b) for a, b in zip(plain, none, strict=True))
+
+
+def test_samples_without_a_gradient_do_not_count():
+    model, samples = Quadratic(), batch()
+    model.tilt.data.zero_()
+    samples.x[0] = 0.0  # at 0 the first logit has no gradient there
+    found = FastATGA(ATTACK).objective(model, samples, {}, Moment())
+    rest = FastATGA(ATTACK).objective(model, Batch(samples.x[1:], samples.y[1:], samples.ids[1:]), {}, Moment())
+    assert found.scalar.isfinite() and all(g.isfinite().all() for g in gradients(found, model))
+    assert found.record["alignment"] != rest.record["alignment"]  # other noise, as it is drawn by position
+    samples.x.zero_()
+    nothing = FastATGA(ATTACK).objective(model, samples, {}, Moment())
+    assert nothing.record["alignment"] == 1
+
+
+def test_a_negative_strength_is_refused():
+    with pytest.raises(UsageError, match="not negative"):
+        FastATGA(strength=-1.0)

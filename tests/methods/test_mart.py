@@ -1,0 +1,114 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from doubly.attacks import FGSM, PGD
+from doubly.bilevel import SignStep
+from doubly.errors import UsageError
+from doubly.losses import MartLoss
+from doubly.methods import AT, MART
+from doubly.threat import LinfBall
+from doubly.types import Batch, Moment
+
+MOMENT = Moment(epoch=1, step=4, progress=0.2, seed=9)
+ATTACK = PGD(LinfBall(0.1), 4, SignStep(0.03), "gaussian")
+
+
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Linear(16, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 4)
+        model = nn.Sequential(nn.Flatten(), *layers).double().train()
+        model[4].weight.data *= 5
+    return model
+
+
+def data(count=8):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(count, 1, 4, 4, generator=generator, dtype=torch.float64)
+    return Batch(x, torch.randint(4, (count,), generator=generator), torch.arange(count))
+
+
+def by_batch_statistics(model, x):
+    """The network in training mode, remembering nothing."""
+    norm = model[2]
+    return model[4](F.batch_norm(model[1](x.flatten(1)), None, None, norm.weight, norm.bias, True).tanh())
+
+
+def gradients(scalar, model):
+    return torch.autograd.grad(scalar, list(model.parameters()))
+
+
+def literal(attacked, clean, y, beta, detached=False):
+    """Sample by sample."""
+    values = []
+    for q, p, label in zip(attacked.softmax(1), clean.softmax(1), y.tolist(), strict=True):
+        rival = torch.stack([q[j] for j in range(4) if j != label]).max()
+        factor = 1.0000001 - p[label]
+        divergence = sum(p[j] * (p[j] / q[j]).log() for j in range(4))
+        boosted = -q[label].log() - (1.0001 - rival + 1e-12).log()
+        values.append(boosted + beta * divergence * (factor.detach() if detached else factor))
+    return torch.stack(values)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_mart_is_its_formula(detached):
+    model, twin, batch = network(), network(), data()
+    found = MART(ATTACK, 3.0, detached).objective(model, batch, {}, MOMENT)
+    delta = ATTACK(twin, batch.x, batch.y, MOMENT.generator("attack"))
+    attacked, clean = twin(batch.x + delta), by_batch_statistics(twin, batch.x)
+    losses = literal(attacked, clean, batch.y, 3.0, detached)
+    assert torch.allclose(found.losses, losses.detach()) and torch.equal(found.logits, attacked.detach())
+    assert torch.equal(found.weights, torch.ones(8).double()) and found.state == {}
+    for a, b in zip(gradients(found.scalar, model), gradients(losses.mean(), twin), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert model[2].num_batches_tracked == 1 and torch.equal(model[2].running_mean, twin[2].running_mean)
+
+
+def test_detached_changes_the_gradient_and_no_value():
+    batch, models = data(), (network(), network())
+    one, other = (
+        MART(ATTACK, detached=word).objective(model, batch, {}, MOMENT)
+        for word, model in zip((False, True), models, strict=True)
+    )
+    assert torch.equal(one.losses, other.losses)
+    assert not torch.allclose(gradients(one.scalar, models[0])[0], gradients(other.scalar, models[1])[0], rtol=1e-3)
+
+
+def test_beta_zero_is_at_plus_a_term_for_the_rival_class():
+    model, twin, batch = network(), network(), data()
+    found = MART(ATTACK, beta=0.0).objective(model, batch, {}, MOMENT)
+    at = AT(ATTACK).objective(network(), batch, {}, MOMENT)
+    shares = at.logits.softmax(1)
+    rivals = [max(row[j] for j in range(4) if j != label) for row, label in zip(shares.tolist(), batch.y, strict=True)]
+    term = torch.tensor([-math.log(1.0001 - rival + 1e-12) for rival in rivals], dtype=torch.float64)
+    assert torch.allclose(found.losses, at.losses + term)
+    attacked = twin(batch.x + ATTACK(twin, batch.x, batch.y, MOMENT.generator("attack")))
+    expected = literal(attacked, attacked.detach(), batch.y, 0.0).mean()
+    for a, b in zip(gradients(found.scalar, model), gradients(expected, twin), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_the_divergence_counts_most_where_the_clean_image_is_misclassified():
+    clean = torch.tensor([[4.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+    attacked = torch.zeros(2, 2).double()
+    right, wrong = MartLoss(1.0).parts(attacked, torch.tensor([0, 0]), clean).rest.tolist()
+    share = 1 / (1 + math.exp(-4))
+    divergence = share * math.log(2 * share) + (1 - share) * math.log(2 * (1 - share))
+    assert right == pytest.approx(divergence * (1.0000001 - share))
+    assert wrong == pytest.approx(divergence * (1.0000001 - (1 - share)))
+
+
+def test_any_attack_will_do_and_the_published_one_is_the_default():
+    assert MART().attack == PGD(start="gaussian") and (MART().beta, MART().detached) == (5.0, False)
+    found = MART(FGSM(LinfBall(0.1))).objective(network(), data(), {}, MOMENT)
+    assert found.scalar.isfinite()
+
+
+@pytest.mark.parametrize("beta", [-1.0, float("inf"), float("nan")])
+def test_a_beta_that_is_no_weight_is_refused(beta):
+    with pytest.raises(UsageError, match="from 0 on, got"):
+        MART(beta=beta)
