@@ -405,15 +405,15 @@ _MEASURES = ("ra_pgd", "ra_tail_30", "sa")
 
 
 def reproduce(arguments: list[str]) -> int:
-    """Run a whole study and its report: doubly reproduce demo|digits [--jobs 2]."""
+    """Run a whole study and its report: doubly reproduce demo|digits|digits_done [--jobs 2]."""
     import tyro
 
     @dataclass(frozen=True)
     class Options:
         """Plan the runs, skip what is done, resume what was cut, and end in tables and a page."""
 
-        study: Annotated[Literal["demo", "digits"], tyro.conf.Positional]
-        """demo: AT and DONE on imbalanced digits in minutes; digits: search, five folds, ablation, an hour"""
+        study: Annotated[Literal["demo", "digits", "digits_done"], tyro.conf.Positional]
+        """demo: AT and DONE in minutes; digits: every method; digits_done: DONE against AT, ablated; an hour each"""
         output: Path | None = None
         """folder for the runs; runs/STUDY if not given"""
         jobs: int = 2
@@ -428,14 +428,23 @@ def reproduce(arguments: list[str]) -> int:
 
         page = demo(output, options.jobs, options.seeds, OUT)
     else:
-        from doubly.recipes.digits_study import study
-        from doubly.report.study import study_markdown
-
         page = output / "results.md"
-        text = study_markdown(study(output, options.jobs, OUT))
-        page.write_text(text, encoding="utf-8")
+        page.write_text(_study(options.study, output, options.jobs), encoding="utf-8")
     OUT.print(f"runs: {output}\npage: {page}", highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def _study(name: str, output: Path, jobs: int) -> str:
+    """A study on digits, as Markdown."""
+    from doubly.report.study import comparison_markdown, study_markdown
+
+    if name == "digits_done":
+        from doubly.recipes.digits_study import study
+
+        return study_markdown(study(output, jobs, OUT))
+    from doubly.recipes.digits_comparison import comparison
+
+    return comparison_markdown(comparison(output, jobs, OUT))
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {

@@ -185,7 +185,7 @@ def test_it_ends_in_results(studied):
     for row in results["rows"]:
         tests = [read_json(RunDir(path).evaluation) for path in runs_of(folder, row["table"], row["label"])]
         assert row["failed"] == [] and row["n"] == 1797 == sum(test["n"] for test in tests)
-        for key in ("sa", "ra_pgd", "ra_tail_30"):
+        for key in ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30"):
             assert row["per_fold"][key] == [test[key] for test in tests]
         assert row["worst_per_fold"] == [test["worst_class"]["ra_pgd"] for test in tests]
         assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0
@@ -258,7 +258,7 @@ def test_the_tail_of_all_images_is_pooled_over_the_folds(studied):
 def test_again_it_trains_nothing_and_the_page_is_written(studied, monkeypatch, capfd):
     folder, results = studied
     monkeypatch.setattr("doubly.runs.pool.ProcessPoolExecutor", None)
-    assert main(["reproduce", "digits", "--output", str(folder), "--jobs", "1"]) == 0
+    assert main(["reproduce", "digits_done", "--output", str(folder), "--jobs", "1"]) == 0
     out, _ = capfd.readouterr()
     assert "4 of 4 runs are done already" in out and "40 of 40 runs are done already" in out
     assert read_json(folder / "results.json") == results
@@ -272,11 +272,11 @@ def test_a_row_that_failed_is_left_out_of_the_differences(studied):
     folder, _ = studied
     rows = [Arm(table, label, digits("at", True)) for table, label in ROWS[:3]]
     failures = {runs_of(folder, *ROWS[1])[0]: "the losses: 3 of 3 values are NaN or infinite"}
-    assert study_module._row(rows[1], folder, failures) == {
+    assert study_module.row(rows[1], folder, failures) == {
         "table": "imbalanced",
         "label": "done_pgd",
         "failed": ["the losses: 3 of 3 values are NaN or infinite"],
     }
-    assert {d["label"] for d in study_module._differences(rows, folder, failures)} == {"done_pgd cap None"}
+    assert {d["label"] for d in study_module.differences(rows, folder, failures)} == {"done_pgd cap None"}
     baseline = {Path(runs_of(folder, *ROWS[0])[1]): "gone"}
-    assert study_module._differences(rows, folder, baseline) == []
+    assert study_module.differences(rows, folder, baseline) == []

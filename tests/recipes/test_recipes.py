@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from doubly.bilevel import AdamStep, BarrierStep, SignStep
+from doubly.bilevel import AdamStep, BarrierStep, FirstThen, SignStep
 from doubly.cli import main
 from doubly.data import Balanced, Digits, StepImbalance
 from doubly.errors import UsageError
-from doubly.methods import AT, DONE, Standard
+from doubly.methods import AT, DONE, METHODS, Standard
 from doubly.recipes import RECIPES, digits, recipe
 from doubly.runs import Run
 from doubly.runs.saved_config import from_json, to_json
@@ -16,7 +16,15 @@ from doubly.threat import LinfBall
 each = pytest.mark.parametrize("name", RECIPES)
 DIGITS = [name for name in RECIPES if name.startswith("digits.")]
 each_digits = pytest.mark.parametrize("name", DIGITS)
-each_done = pytest.mark.parametrize("name", [name for name in DIGITS if isinstance(recipe(name).method, DONE)])
+DONES = [name for name in DIGITS if isinstance(recipe(name).method, DONE)]
+SLOW_DONES = [name for name in DONES if recipe(name).epochs == 60]
+CAPPED = [name for name in DONES if recipe(name).method.divergence == "kl"]
+KINDS = {
+    "at": AT,
+    "standard": Standard,
+    "n_fgsm": AT,
+    **{name: kind for name, kind in METHODS.items() if name != "done"},
+}
 
 
 @pytest.fixture
@@ -55,7 +63,9 @@ def test_no_two_recipes_are_the_same_run():
 def test_the_name_says_what_it_is(name):
     run = recipe(name)
     method = name.rpartition(".")[2]
-    assert type(run.method) is {"standard": Standard, "at": AT}.get(method, DONE)
+    kind = next((KINDS[known] for known in sorted(KINDS, key=len, reverse=True) if method.startswith(known)), DONE)
+    kind = AT if method == "fast_at" else kind
+    assert type(run.method) is kind
     assert run.data.imbalance == (StepImbalance(0.2) if ".imbalanced." in name else Balanced())
 
 
@@ -74,16 +84,28 @@ def test_digits_are_attacked_within_015_in_steps_of_a_quarter(name):
     assert run.probe.attack.threat == LinfBall(0.15) and run.probe.attack.threat.radius == 0.15
     assert (run.probe.attack.steps, run.probe.attack.restarts, run.probe.attack.attack_mode) == (20, 1, "eval")
     assert run.probe.attack.rule == SignStep(0.15 / 4)
-    if not isinstance(run.method, Standard):
-        assert run.method.attack.threat == LinfBall(0.15) and run.method.attack.steps == 10
+    method = getattr(run.method, "method", run.method)
+    if not isinstance(method, Standard):
+        assert method.attack.threat == LinfBall(0.15)
+    if hasattr(method, "attack") and run.epochs == 60:
         rules = {"done_gd": BarrierStep(1.0), "done_adam": AdamStep(0.15 / 4)}
-        assert run.method.attack.rule == rules.get(name.rpartition(".")[2], SignStep(0.15 / 4))
+        assert method.attack.steps == 10
+        assert method.attack.rule == rules.get(name.rpartition(".")[2], SignStep(0.15 / 4))
+
+
+@pytest.mark.parametrize("name", [name for name in DIGITS if recipe(name).epochs == 25])
+def test_the_fast_setting_is_25_epochs_of_one_or_two_steps(name):
+    attack = recipe(name).method.attack
+    assert getattr(attack, "steps", 1) <= 2
+    if name.endswith("done_fast"):  # A11: uniform start, one sign step of 1.25 epsilon, one gradient step
+        assert (attack.start, attack.steps) == ("uniform", 2)
+        assert attack.rule == FirstThen(SignStep(1.25 * 0.15), BarrierStep(4.0))
 
 
 @each_digits
 def test_the_budget_is_the_papers_and_the_rest_what_the_search_chose(name):
     run = recipe(name)
-    assert (run.epochs, run.batch) == (60, 128)
+    assert run.epochs == (25 if name.rpartition(".")[2] in digits.FAST else 60) and run.batch == 128
     assert (run.optimiser.momentum, run.optimiser.clip) == (0.9, None)
     assert isinstance(run.optimiser.lr, Cyclic) and run.optimiser.lr.turn == 0.4
     chosen = digits.CHOSEN.get(name, {"optimiser.lr.peak": 0.1, "optimiser.weight_decay": 5e-4})
@@ -91,7 +113,7 @@ def test_the_budget_is_the_papers_and_the_rest_what_the_search_chose(name):
     assert run.optimiser.weight_decay == chosen["optimiser.weight_decay"]
 
 
-@each_done
+@pytest.mark.parametrize("name", SLOW_DONES)
 def test_r_is_10_then_1_from_two_thirds_and_01_from_five_sixths(name):
     run = recipe(name)
     steps = -(-1437 // run.batch)
@@ -103,10 +125,10 @@ def test_r_is_10_then_1_from_two_thirds_and_01_from_five_sixths(name):
     assert run.method.eta == 0.9
 
 
-@each_done
+@pytest.mark.parametrize("name", CAPPED)
 def test_the_literal_rule_is_one_flag_away(name, trained):
     cap = recipe(name).method.cap
-    assert cap == digits.CHOSEN[name]["method.cap"]
+    assert cap == digits.CHOSEN.get(name, {}).get("method.cap", 5.0)
     run = trained(name, "--method.cap", "None")
     assert run.method.cap is None
     assert from_json({**to_json(run), "method": {**to_json(run.method), "cap": cap}}) == recipe(name)  # and only that

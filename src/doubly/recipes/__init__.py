@@ -11,7 +11,7 @@ from doubly.runs.saved_config import nearest
 RECIPES: dict[str, Callable[[], Run]] = {
     f"digits.{prefix}{method}": partial(_digits.digits, method, bool(prefix))
     for prefix in ("", "imbalanced.")
-    for method in _digits.METHODS
+    for method in (*_digits.METHODS, *_digits.FAST)
 }
 
 

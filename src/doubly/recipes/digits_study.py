@@ -1,6 +1,6 @@
-"""The honest comparison on digits: equal searches, five folds that test all 1,797 images, an ablation, a short budget.
+"""DONE against AT on digits: equal searches, five folds that test all 1,797 images, an ablation, a short budget.
 
-`doubly reproduce digits` runs it whole; every number in docs/digits.md comes from the results.json that it writes.
+`doubly reproduce digits_done` runs it whole; every number in docs/digits.md comes from the results.json that it writes.
 """
 
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ FOLDS = 5
 SHORT = 12  # epochs, at which AT is far from converged
 SHORT_PLAIN = {"epochs": SHORT, "optimiser.lr.peak": 0.1, "optimiser.weight_decay": 5e-4}
 SHORT_DONE = {**SHORT_PLAIN, "method.cap": 5.0, "method.temperature.values": [10.0, 1.0, 0.1]}
+METRICS = ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30")
 COMPARED = ("at", "done_pgd", "done_gd", "done_adam")
 PLAIN_SPACE: Space = {
     "optimiser.lr.peak": [0.05, 0.1, 0.2],
@@ -113,27 +114,28 @@ def study(output: Path, processes: int, console: Console) -> dict[str, Any]:
         "folds": FOLDS,
         "short_epochs": SHORT,
         "searches": list(found.values()),
-        "rows": [_row(arm, output, failures) for arm in rows],
-        "differences": _differences(rows, output, failures),
+        "rows": [row(arm, output, failures) for arm in rows],
+        "differences": differences(rows, output, failures),
     }
     write_json(output / "results.json", results)
     return results
 
 
-def _row(arm: Arm, output: Path, failures: Mapping[Path, str]) -> dict[str, Any]:
+def row(arm: Arm, output: Path, failures: Mapping[Path, str]) -> dict[str, Any]:
+    """What the folds of an arm say together."""
     jobs = arm.jobs(output)
     failed = [failures[job.output] for job in jobs if job.output in failures]
-    row: dict[str, Any] = {"table": arm.table, "label": arm.label, "failed": failed}
+    about: dict[str, Any] = {"table": arm.table, "label": arm.label, "failed": failed}
     if failed:
-        return row
+        return about
     tests = [read_json(RunDir(job.output).evaluation) for job in jobs]
     seconds = [sum(r["seconds"] for r in read_metrics(RunDir(job.output).metrics)) for job in jobs]
     y, correct = _pooled(arm, output)
     return {
-        **row,
+        **about,
         "protocol": {key: value for key, value in tests[0]["protocol"].items() if key != "data_sha256"},  # a fold's
         "n": len(y),
-        "per_fold": {key: [test[key] for test in tests] for key in ("sa", "ra_pgd", "ra_tail_30")},
+        "per_fold": {key: [test[key] for test in tests] for key in METRICS},
         "worst_per_fold": [test["worst_class"]["ra_pgd"] for test in tests],
         "pooled_tail": tail_accuracy(correct["pgd"], y),
         "pooled_per_class": [float(correct["pgd"][y == k].mean()) for k in range(10)],
@@ -149,7 +151,7 @@ def _pooled(arm: Arm, output: Path) -> tuple[NDArray[np.int64], dict[str, NDArra
     return y[order], {"clean": (clean == y)[order], "pgd": (pgd == y)[order]}
 
 
-def _differences(rows: list[Arm], output: Path, failures: Mapping[Path, str]) -> list[dict[str, Any]]:
+def differences(rows: list[Arm], output: Path, failures: Mapping[Path, str]) -> list[dict[str, Any]]:
     """Each row against the AT of its table: paired bootstrap over the same images, resampled class by class."""
     found = []
     for table in dict.fromkeys(arm.table for arm in rows):

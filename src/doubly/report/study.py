@@ -28,6 +28,34 @@ def study_markdown(results: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def comparison_markdown(results: Mapping[str, Any]) -> str:
+    """Every method, table by table."""
+    parts = []
+    for table in dict.fromkeys(row["table"] for row in results["rows"]):
+        rows = [row for row in results["rows"] if row["table"] == table]
+        against = [d for d in results["differences"] if d["table"] == table]
+        parts.append(f"### {table.capitalize()} digits\n\n{_methods(rows)}\n\n{_caption(rows, results)}\n")
+        if against:
+            parts.append(f"Difference to `{rows[0]['label']}`, with 95 % intervals:\n\n{_differences(against)}\n")
+    parts.append(f"### What the searches chose\n\n{_searches(results['searches'])}\n")
+    return "\n".join(parts)
+
+
+def _methods(rows: Sequence[Mapping[str, Any]]) -> str:
+    metrics = ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30")
+    header = ("method", "SA", "RA-PGD", "RA-Tail-30", "RA-margin", "margin tail", "worst class", "epochs", "seconds")
+    found = []
+    for row in rows:
+        if row["failed"]:
+            found.append((row["label"], f"failed in {len(row['failed'])} folds", *[""] * 9))
+            continue
+        passes = f"{row['passes']['forward']:.1f} + {row['passes']['backward']:.1f}"
+        numbers = [_spread(row["per_fold"][metric]) for metric in metrics]
+        seconds = f"{statistics.mean(row['seconds']):.0f}"
+        found.append((row["label"], *numbers, _spread(row["worst_per_fold"]), str(row["epochs"]), seconds, passes))
+    return _lines((*header, "passes per step"), found)
+
+
 def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
 
