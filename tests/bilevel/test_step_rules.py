@@ -7,6 +7,7 @@ from doubly.bilevel import (
     Ball,
     BarrierStep,
     Box,
+    FirstThen,
     GradientStep,
     MomentumStep,
     NormalisedStep,
@@ -24,7 +25,8 @@ def symmetric(shape, strength=1e-6, eps=EPS, dtype=torch.float64):
 
 
 def test_every_rule_is_listed_and_is_a_rule():
-    assert set(STEP_RULES.values()) == {GradientStep, MomentumStep, NormalisedStep, SignStep, AdamStep, BarrierStep}
+    simple = {GradientStep, MomentumStep, NormalisedStep, SignStep, AdamStep, BarrierStep}
+    assert set(STEP_RULES.values()) == {*simple, FirstThen}
     assert all(isinstance(rule(), StepRule) for rule in STEP_RULES.values())
 
 

@@ -78,7 +78,7 @@ def fractions(value):
     """Every accuracy below here."""
     if isinstance(value, dict):
         for key, item in value.items():
-            if key in ("sa", "ra_pgd", "ra_tail_30"):
+            if key in ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30"):
                 yield item
             else:
                 yield from fractions(item)
@@ -88,9 +88,9 @@ def test_evaluation_json_has_the_promised_fields_as_fractions(evaluated):
     doubly, done = evaluated
     found = read_json(doubly.folder / "whole" / "evaluation.json")
     promised = {"sa", "ra_pgd", "ra_tail_30", "ra_tail_30_classes", "worst_class", "per_class", "confusion", "n"}
-    assert set(found) == promised | {"protocol", "schema", "epoch"}
+    assert set(found) == promised | {"ra_margin", "ra_margin_tail_30", "protocol", "schema", "epoch"}
     values = list(fractions({key: value for key, value in found.items() if key != "protocol"}))
-    assert len(values) == 3 + 1 + 20 and all(0 <= value <= 1 for value in values)
+    assert len(values) == 5 + 1 + 20 and all(0 <= value <= 1 for value in values)
     assert set(found["worst_class"]) == {"name", "ra_pgd"} and len(found["ra_tail_30_classes"]) == 3
     names = [str(k) for k in range(10)]
     assert list(found["per_class"]) == names and all(

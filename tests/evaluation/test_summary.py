@@ -50,3 +50,12 @@ def test_no_images_is_said():
     empty = np.array([], dtype=int)
     with pytest.raises(UsageError):
         summarise(empty, ["a"], empty, empty, PROTOCOL)
+
+
+def test_an_attack_on_the_margin_has_its_own_average_and_tail():
+    y = np.repeat(np.arange(4), 5)
+    right = np.concatenate([np.arange(5) < count for count in (5, 4, 1, 3)])
+    other = np.where(right, y, (y + 1) % 4)
+    found = summarise(y, tuple("abcd"), y, y, {}, other)
+    assert found["ra_margin"] == pytest.approx(13 / 20) and found["ra_margin_tail_30"] == pytest.approx(1 / 5)
+    assert found["ra_pgd"] == 1 and "ra_margin" not in summarise(y, tuple("abcd"), y, y, {})
