@@ -192,3 +192,9 @@ def test_difference_names_the_first_field():
 
 def test_the_tree_is_a_run():
     assert isinstance(from_json(tree()), Run)
+
+
+def test_an_infinite_number_is_refused_with_the_fix():
+    run = recipe("digits.fast_bat")
+    with pytest.raises(UsageError, match="JSON has no such number: write a large one"):
+        to_json(replace(run, method=replace(run.method, curvature=float("inf"))))

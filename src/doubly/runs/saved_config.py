@@ -5,6 +5,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from fractions import Fraction
+from math import isfinite
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from doubly.attacks import ATTACKS
@@ -66,6 +67,8 @@ def to_json(value: Any) -> Any:
         return {"kind": _NAMES[type(value)], **{f.name: to_json(getattr(value, f.name)) for f in fields(value)}}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
+    if isinstance(value, float) and not isfinite(value):
+        raise UsageError(f"{value} cannot be saved with the run, since JSON has no such number: write a large one, 1e9")
     return value
 
 
