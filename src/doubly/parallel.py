@@ -31,6 +31,13 @@ def gather(values: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def of_mean_one(log_weights: Tensor) -> Tensor:
+    """exp(log_weights), scaled to a mean of 1 over the samples of all ranks; also where all of them would underflow."""
+    everyone = gather(log_weights)
+    largest = everyone.max()
+    return (log_weights - largest).exp() / (everyone - largest).exp().mean()
+
+
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """One reduction of all gradients, flattened."""
     size = world()[1]

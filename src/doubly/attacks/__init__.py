@@ -1,7 +1,7 @@
 """Attacks are values: called with (model, x, y, generator) they return delta. `ATTACKS` lists them."""
 
 from doubly.attacks.fgsm import FGSM
-from doubly.attacks.mode import attacked, draws, evaluating, parameters_frozen, repeating, statistics_frozen
+from doubly.attacks.mode import attacked, clean_pass, draws, evaluating, parameters_frozen, repeating, statistics_frozen
 from doubly.attacks.n_fgsm import NFGSM
 from doubly.attacks.pgd import PGD
 
@@ -13,6 +13,7 @@ __all__ = [
     "NFGSM",
     "PGD",
     "attacked",
+    "clean_pass",
     "draws",
     "evaluating",
     "parameters_frozen",

@@ -35,6 +35,13 @@ def statistics_frozen(model: nn.Module) -> Iterator[None]:
             module.track_running_stats = True  # type: ignore[assignment]
 
 
+def clean_pass(model: nn.Module, x: Tensor) -> Tensor:
+    """Logits of the clean images beside those of the attacked ones, which alone batch norm remembers."""
+    with statistics_frozen(model):
+        logits: Tensor = model(x)
+    return logits
+
+
 def draws() -> tuple[Tensor, list[Tensor]]:
     """Where the global generators stand, for `repeating`."""
     return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, statistics_frozen
+from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, PairedLoss
@@ -42,8 +42,7 @@ class AT:
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         if isinstance(self.loss, PairedLoss):
-            with statistics_frozen(model):  # batch norm remembers the attacked images alone
-                losses = self.loss(logits, batch.y, model(batch.x))
+            losses = self.loss(logits, batch.y, clean_pass(model, batch.x))
         else:
             losses = self.loss(logits, batch.y)
         weights = torch.ones_like(losses)

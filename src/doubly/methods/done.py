@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly import parallel
-from doubly.attacks import PGD, draws, repeating, statistics_frozen
+from doubly.attacks import PGD, clean_pass, draws, repeating, statistics_frozen
 from doubly.bilevel import (
     Box,
     ChiSquare,
@@ -117,8 +117,7 @@ class DONE:
             zero_sum = self.attack.loss == self.loss
             inner = None if zero_sum else -self.attack.loss(logits, batch.y)
             if isinstance(self.loss, PairedLoss):
-                with statistics_frozen(model):  # batch norm remembers the attacked images alone
-                    return Terms(self.loss(logits, batch.y, model(batch.x)), inner, logits.detach())
+                return Terms(self.loss(logits, batch.y, clean_pass(model, batch.x)), inner, logits.detach())
             return Terms(self.loss(logits, batch.y), inner, logits.detach())
 
         composition = self.composition(moment.progress)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly import parallel
-from doubly.attacks import PGD, statistics_frozen
+from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, kl_divergence
@@ -63,8 +63,7 @@ class FRL:
         delta = self.attack.diverge(model, x, y, moment.generator("attack"))
         logits = model(x + delta)
         check_logits(logits, y)
-        with statistics_frozen(model):  # batch norm remembers the attacked images alone
-            clean = model(x)
+        clean = clean_pass(model, x)
         state = self.begun(state, logits, moment.epoch)
         right = clean.argmax(1) == y
         seen = torch.stack([torch.ones_like(right), ~right, right & (logits.argmax(1) != y)]).double()

@@ -98,9 +98,7 @@ class GAIRAT:
         """(B,), of mean 1 over the batch of all processes."""
         if progress < self.burn_in:
             return torch.ones_like(kappa)
-        mine, everyone = self.log_omega(kappa, progress), self.log_omega(parallel.gather(kappa), progress)
-        largest = everyone.max()  # taken out, or all weights of a very negative lambda would vanish
-        return (mine - largest).exp() / (everyone - largest).exp().mean()
+        return parallel.of_mean_one(self.log_omega(kappa, progress))
 
     def log_omega(self, kappa: Tensor, progress: float) -> Tensor:
         steps = self.attack.steps

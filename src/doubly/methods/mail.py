@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from doubly import parallel
-from doubly.attacks import PGD, statistics_frozen
+from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, MartLoss, Parts, TradesLoss, probability_margin
@@ -76,8 +76,7 @@ class MAIL:
         check_logits(logits, batch.y)
         weighted = moment.progress >= self.burn_in
         if self.form != "at" or (weighted and self.margin != "adversarial"):
-            with statistics_frozen(model):  # batch norm remembers the attacked images alone
-                clean = model(batch.x)
+            clean = clean_pass(model, batch.x)
         parts = self.parts(logits, batch.y, clean)
         losses = parts.reweighted + parts.rest
         weights = self.weights(logits.detach(), batch.y, clean.detach()) if weighted else torch.ones_like(losses)
@@ -97,8 +96,4 @@ class MAIL:
         else:
             margin = probability_margin(logits if self.margin == "adversarial" else clean, y)
         mine = F.logsigmoid(self.slope * (self.bias - margin))
-        if self.normalise == "x3":
-            return 3 * mine.exp()
-        everyone = parallel.gather(mine)
-        largest = everyone.max()  # taken out, or all weights of a steep slope could vanish together
-        return (mine - largest).exp() / (everyone - largest).exp().mean()
+        return 3 * mine.exp() if self.normalise == "x3" else parallel.of_mean_one(mine)

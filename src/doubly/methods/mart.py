@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, statistics_frozen
+from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
 from doubly.losses import MartLoss
 from doubly.types import Attack, Batch, Moment, Objective, State
@@ -45,7 +45,6 @@ class MART:
         delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
-        with statistics_frozen(model):  # batch norm remembers the attacked images alone
-            clean = model(batch.x)
+        clean = clean_pass(model, batch.x)
         losses = MartLoss(self.beta, self.detached)(logits, batch.y, clean)
         return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state)

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, statistics_frozen
+from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
 from doubly.losses import TradesLoss
 from doubly.types import Batch, Moment, Objective, State
@@ -50,7 +50,6 @@ class TRADES:
         delta = attack(model, batch.x, batch.y, moment.generator("attack"))
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
-        with statistics_frozen(model):  # batch norm remembers the attacked images alone
-            clean = model(batch.x)
+        clean = clean_pass(model, batch.x)
         losses = TradesLoss(self.beta)(logits, batch.y, clean)
         return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state)

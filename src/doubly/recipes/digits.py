@@ -100,8 +100,9 @@ FAST: dict[str, Method] = {
 }
 
 
-def digits(method: str, imbalanced: bool) -> Run:
-    run = Run(
+def unsearched(method: str, imbalanced: bool) -> Run:
+    """The recipe before any search."""
+    return Run(
         name=f"digits.{'imbalanced.' if imbalanced else ''}{method}",
         data=Data(Digits(), StepImbalance(0.2) if imbalanced else Balanced()),
         model=SmallCNN(16),
@@ -111,4 +112,8 @@ def digits(method: str, imbalanced: bool) -> Run:
         epochs=FAST_EPOCHS if method in FAST else 60,
         channels_last="no",
     )
+
+
+def digits(method: str, imbalanced: bool) -> Run:
+    run = unsearched(method, imbalanced)
     return with_changes(run, CHOSEN.get(run.name, {}))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from doubly.recipes.digits import FAST, FAST_EPOCHS, METHODS, digits
+from doubly.recipes.digits import FAST, METHODS, unsearched
 from doubly.recipes.digits_study import FOLDS, Arm, differences, row
 from doubly.rundir import write_json
 from doubly.runs import Run
@@ -47,11 +47,8 @@ OWN: dict[str, Space] = {  # what a method has of its own, beside learning rate 
 
 def plain(method: str, imbalanced: bool) -> Run:
     """The recipe, without what earlier searches have chosen."""
-    run = digits(method, imbalanced)
-    settings = replace(run.optimiser, weight_decay=5e-4, lr=replace(run.optimiser.lr, peak=0.1))  # type: ignore[type-var]
-    return replace(
-        run, method={**METHODS, **FAST}[method], optimiser=settings, epochs=FAST_EPOCHS if method in FAST else EPOCHS
-    )
+    run = unsearched(method, imbalanced)
+    return run if method in FAST else replace(run, epochs=EPOCHS)
 
 
 def table_of(method: str, imbalanced: bool) -> str:

@@ -2,11 +2,12 @@
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from doubly.report.protocol import describe
 
+Rows = Sequence[Mapping[str, Any]]
 TITLES = {
     "imbalanced": "Imbalanced digits (classes 0–4 keep a fifth), each method at the numbers its search chose",
     "equal": "Imbalanced digits, every method at the rate, epochs and weight decay chosen for AT; r as in the paper",
@@ -17,26 +18,24 @@ TITLES = {
 
 
 def study_markdown(results: Mapping[str, Any]) -> str:
-    parts = []
-    for name, title in TITLES.items():
-        rows = [row for row in results["rows"] if row["table"] == name]
-        differences = [d for d in results["differences"] if d["table"] == name]
-        parts.append(f"### {title.format(**results)}\n\n{_table(rows)}\n\n{_caption(rows, results)}\n")
-        if differences:
-            parts.append(f"Difference to `{rows[0]['label']}`, with 95 % intervals:\n\n{_differences(differences)}\n")
-    parts.append(f"### What the searches chose\n\n{_searches(results['searches'])}\n")
-    return "\n".join(parts)
+    return _page(results, {name: title.format(**results) for name, title in TITLES.items()}, _table)
 
 
 def comparison_markdown(results: Mapping[str, Any]) -> str:
     """Every method, table by table."""
+    tables = dict.fromkeys(row["table"] for row in results["rows"])
+    return _page(results, {table: f"{table.capitalize()} digits" for table in tables}, _methods)
+
+
+def _page(results: Mapping[str, Any], titles: Mapping[str, str], shown: Callable[[Rows], str]) -> str:
+    """A section per table, with the differences to its first row, and what the searches chose."""
     parts = []
-    for table in dict.fromkeys(row["table"] for row in results["rows"]):
-        rows = [row for row in results["rows"] if row["table"] == table]
-        against = [d for d in results["differences"] if d["table"] == table]
-        parts.append(f"### {table.capitalize()} digits\n\n{_methods(rows)}\n\n{_caption(rows, results)}\n")
-        if against:
-            parts.append(f"Difference to `{rows[0]['label']}`, with 95 % intervals:\n\n{_differences(against)}\n")
+    for name, title in titles.items():
+        rows = [row for row in results["rows"] if row["table"] == name]
+        differences = [d for d in results["differences"] if d["table"] == name]
+        parts.append(f"### {title}\n\n{shown(rows)}\n\n{_caption(rows, results)}\n")
+        if differences:
+            parts.append(f"Difference to `{rows[0]['label']}`, with 95 % intervals:\n\n{_differences(differences)}\n")
     parts.append(f"### What the searches chose\n\n{_searches(results['searches'])}\n")
     return "\n".join(parts)
 
@@ -47,13 +46,19 @@ def _methods(rows: Sequence[Mapping[str, Any]]) -> str:
     found = []
     for row in rows:
         if row["failed"]:
-            found.append((row["label"], f"failed in {len(row['failed'])} folds", *[""] * 9))
+            found.append(_failed(row, 11))
             continue
         passes = f"{row['passes']['forward']:.1f} + {row['passes']['backward']:.1f}"
         numbers = [_spread(row["per_fold"][metric]) for metric in metrics]
         seconds = f"{statistics.mean(row['seconds']):.0f}"
         found.append((row["label"], *numbers, _spread(row["worst_per_fold"]), str(row["epochs"]), seconds, passes))
     return _lines((*header, "passes per step"), found)
+
+
+def _failed(row: Mapping[str, Any], width: int) -> tuple[str, ...]:
+    """A row of that many cells that says why there are no numbers."""
+    said = re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(row["failed"][0].split()))
+    return row["label"], f"failed in {len(row['failed'])} folds: {said}", *[""] * (width - 2)
 
 
 def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -69,8 +74,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     found = []
     for row in rows:
         if row["failed"]:
-            said = re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(row["failed"][0].split()))
-            found.append((row["label"], f"failed in {len(row['failed'])} folds: {said}", *[""] * 5))
+            found.append(_failed(row, 7))
             continue
         folds = row["per_fold"]
         accuracies = [_spread(folds[key]) for key in ("sa", "ra_pgd", "ra_tail_30")]
