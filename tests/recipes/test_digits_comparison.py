@@ -10,8 +10,8 @@ from doubly.data import Digits
 from doubly.evaluation.intervals import bootstrap_difference
 from doubly.methods import METHODS as KINDS
 from doubly.recipes import digits_comparison, digits_study
-from doubly.recipes.digits import FAST, METHODS
-from doubly.recipes.digits_comparison import OWN, arms, comparison, plain, searches
+from doubly.recipes.digits import FAST, METHODS, unsearched
+from doubly.recipes.digits_comparison import OWN, arms, comparison, searches
 from doubly.report.study import comparison_markdown
 from doubly.rundir import read_json
 from doubly.runs.search import Search, with_changes
@@ -37,12 +37,12 @@ def test_every_method_gets_the_same_small_search():
     for method in ALL:
         for path, values in OWN.get(method, {}).items():
             for value in values:
-                assert with_changes(plain(method, True), {path: value}) is not None
+                assert with_changes(unsearched(method, True), {path: value}) is not None
 
 
 def test_no_earlier_choice_enters_a_search():
     for method in ALL:
-        run = plain(method, True)
+        run = unsearched(method, True)
         assert (run.optimiser.lr.peak, run.optimiser.weight_decay) == (0.1, 5e-4)
         assert run.method == {**METHODS, **FAST}[method]
 
@@ -69,14 +69,14 @@ def compared(inline, tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison")
 
     def shrunk(method, imbalanced):
-        run = plain(method, imbalanced)
+        run = unsearched(method, imbalanced)
         return with_changes(run, {**(TINY if method in quick else tiny), "epochs": 1})
 
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in [
             (digits_comparison, "METHODS", small),
             (digits_comparison, "FAST", quick),
-            (digits_comparison, "plain", shrunk),
+            (digits_comparison, "unsearched", shrunk),
             (digits_comparison, "TRIALS", 1),
             (digits_comparison, "Search", partial(Search)),
             (digits_study, "FOLDS", 2),

@@ -20,7 +20,7 @@ from doubly.runs.passes import passes
 from doubly.runs.pool import run_jobs
 from doubly.runs.search import Search, Space, search_all, with_changes
 
-TRIALS, SEARCH_EPOCHS, EPOCHS = 6, 20, 40
+TRIALS, SEARCH_EPOCHS = 6, 20
 COMMON: Space = {"optimiser.lr.peak": [0.05, 0.1, 0.2], "optimiser.weight_decay": [5e-4, 2e-3]}
 OWN: dict[str, Space] = {  # what a method has of its own, beside learning rate and weight decay
     "gairat": {"method.shift.value": [-1.0, 0.0, 1.0]},
@@ -45,12 +45,6 @@ OWN: dict[str, Space] = {  # what a method has of its own, beside learning rate 
 }
 
 
-def plain(method: str, imbalanced: bool) -> Run:
-    """The recipe, without what earlier searches have chosen."""
-    run = unsearched(method, imbalanced)
-    return run if method in FAST else replace(run, epochs=EPOCHS)
-
-
 def table_of(method: str, imbalanced: bool) -> str:
     return ("fast, " if method in FAST else "") + ("imbalanced" if imbalanced else "balanced")
 
@@ -59,7 +53,7 @@ def searches(output: Path) -> dict[str, Search]:
     found = {}
     for imbalanced in (True, False):
         for method in (*METHODS, *FAST):
-            run = plain(method, imbalanced)
+            run = unsearched(method, imbalanced)
             short = replace(run, epochs=min(run.epochs, SEARCH_EPOCHS))
             space = {**COMMON, **OWN.get(method, {})}
             found[run.name] = Search(short, space, output / "search" / run.name, TRIALS, splits=1)
@@ -71,7 +65,7 @@ def arms(winners: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
     found = []
     for imbalanced in (True, False):
         for method in (*METHODS, *FAST):
-            run = plain(method, imbalanced)
+            run = unsearched(method, imbalanced)
             found.append(Arm(table_of(method, imbalanced), method, with_changes(run, winners[run.name])))
     return sorted(found, key=lambda arm: arm.table.startswith("fast"))
 
