@@ -11,6 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from doubly.report.study import comparison_markdown, study_markdown
+from doubly.rundir import read_json
+
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "paper-map.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -154,3 +157,16 @@ def test_nothing_of_the_paper_is_left_out():
         "A23b",
         *(f"A{k}" for k in range(24, 29)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("page", "results", "made"),
+    [
+        ("results.md", "digits_comparison.json", comparison_markdown),
+        ("digits.md", "digits.json", study_markdown),
+    ],
+)
+def test_no_number_of_a_table_is_typed_in_by_hand(page, results, made):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    rows = [line for line in made(read_json(ROOT / "docs" / "results" / results)).splitlines() if line.startswith("|")]
+    assert len(rows) > 50 and [row for row in rows if row not in text] == []

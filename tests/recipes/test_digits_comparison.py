@@ -105,6 +105,17 @@ def test_it_ends_in_results_winners_and_a_table(compared, capfd):
     assert "Difference to `fast_at`" in text
 
 
+def test_an_alarm_at_the_end_of_a_run_stands_below_the_table(compared):
+    _, results = compared
+    row = results["rows"][1]
+    assert len(row["alarms"]) == 2  # a list for each fold
+    silenced = {**results, "rows": [{**r, "alarms": [[], []]} for r in results["rows"]]}
+    assert "ended with an alarm" not in comparison_markdown(silenced)
+    said = {**row, "alarms": [[], ["collapse: 100% of the answers are '8'"]]}
+    text = comparison_markdown({**silenced, "rows": [silenced["rows"][0], said, *silenced["rows"][2:]]})
+    assert f"`{row['label']}`, fold 1, ended with an alarm: collapse: 100% of the answers are '8'." in text
+
+
 def test_the_command_skips_what_is_done(compared, monkeypatch, capfd):
     folder, results = compared
     monkeypatch.setattr("doubly.runs.pool.ProcessPoolExecutor", None)

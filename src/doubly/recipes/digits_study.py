@@ -129,7 +129,7 @@ def row(arm: Arm, output: Path, failures: Mapping[Path, str]) -> dict[str, Any]:
     if failed:
         return about
     tests = [read_json(RunDir(job.output).evaluation) for job in jobs]
-    seconds = [sum(r["seconds"] for r in read_metrics(RunDir(job.output).metrics)) for job in jobs]
+    metrics = [read_metrics(RunDir(job.output).metrics) for job in jobs]
     y, correct = _pooled(arm, output)
     return {
         **about,
@@ -139,7 +139,8 @@ def row(arm: Arm, output: Path, failures: Mapping[Path, str]) -> dict[str, Any]:
         "worst_per_fold": [test["worst_class"]["ra_pgd"] for test in tests],
         "pooled_tail": tail_accuracy(correct["pgd"], y),
         "pooled_per_class": [float(correct["pgd"][y == k].mean()) for k in range(10)],
-        "seconds": seconds,
+        "seconds": [sum(epoch["seconds"] for epoch in epochs) for epochs in metrics],
+        "alarms": [epochs[-1].get("alarms", []) for epochs in metrics],
     }
 
 
