@@ -3,13 +3,22 @@
 import importlib
 import inspect
 import pkgutil
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import doubly.data
-from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Augmentation, DataSource, Imbalance
+from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Augmentation, DataSource, ImageFolder, Imbalance
+from doubly.data.published import PUBLISHED
+from doubly.errors import UsageError
 
+WRITE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "originals.py")))
+FIELDS = {"folder": ImageFolder("folder")}  # where the defaults name no files
 TABLES = {"load": (DATASETS, DataSource), "keep": (IMBALANCES, Imbalance), "__call__": (AUGMENTATIONS, Augmentation)}
 
 
@@ -31,18 +40,59 @@ def test_every_value_in_the_folder_is_listed(method):
         assert kind() == kind() and kind.__dataclass_params__.frozen
 
 
+def write_everything(folder):
+    def part(seed, n, shape=(3, 32, 32), classes=10):
+        random = np.random.default_rng(seed)
+        return random.integers(256, size=(n, *shape), dtype=np.uint8), np.arange(n) % classes
+
+    def sign(seed, label, track):
+        return SimpleNamespace(pixels=part(seed, 1, (3, 20, 24))[0][0], label=label, track=track, number=0)
+
+    WRITE.cifar10_python(folder, [part(number, 10) for number in range(5)], part(9, 10))
+    WRITE.cifar100_python(folder, part(0, 100, classes=100), part(1, 100, classes=100))
+    WRITE.svhn(folder, part(0, 20), part(1, 10))
+    WRITE.stl10(folder, part(0, 20, (3, 96, 96)), part(1, 10, (3, 96, 96)))
+    WRITE.gtsrb_original(
+        folder, [sign(k, k % 43, k // 43) for k in range(86)], [sign(100 + k, k, 0) for k in range(43)]
+    )
+    for name in ("mnist", "fashion_mnist"):
+        WRITE.mnist(folder, part(0, 20, (1, 28, 28)), part(1, 10, (1, 28, 28)), folder=name)
+    (x, y), (x_test, y_test) = part(0, 20), part(1, 10)
+    np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
+    for number, (image, label) in enumerate(zip(x, y, strict=True)):
+        place = folder / "folder" / str(label % 2)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.transpose(1, 2, 0)).save(place / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Small files of every dataset, in its original format."""
+    folder = tmp_path_factory.mktemp("originals")
+    write_everything(folder)
+    return folder
+
+
 @pytest.mark.parametrize("name", DATASETS)
-def test_dataset(name):
-    splits, again = DATASETS[name]().load(None), DATASETS[name]().load(None)
+def test_dataset(name, root):
+    source = FIELDS.get(name, DATASETS[name]())
+    splits, again = source.load(root), source.load(root)
     for images, same in ((splits.train, again.train), (splits.test, again.test)):
         assert images.x.dtype is torch.uint8 and images.x.ndim == 4
         assert images.y.dtype is torch.int64 and images.y.shape == images.ids.shape == (len(images.x),)
-        assert images.counts().shape == (len(images.classes),) and images.counts().all()
+        assert images.counts().shape == (len(images.classes),) and images.counts().sum() == len(images)
         assert images.sha256() == same.sha256()
         assert torch.equal(images.ids, same.ids) and len(images.ids.unique()) == len(images)
     assert splits.train.sha256() != splits.test.sha256()
+    assert bool(splits.note) is (name in PUBLISHED)  # so few images are never the published set
     _, std = splits.train.channel_statistics()
     assert len(std) == splits.train.x.shape[1] and min(std) > 0
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_dataset_that_is_not_there_says_how_to_get_it(name, tmp_path):
+    with pytest.raises(UsageError, match=rf"(?s){name} needs .* is missing: fetch it with `doubly data fetch {name}"):
+        DATASETS[name]().load(tmp_path)
 
 
 def test_what_changes_nothing():
@@ -51,7 +101,7 @@ def test_what_changes_nothing():
     assert torch.equal(AUGMENTATIONS["unchanged"]()(x, torch.Generator().manual_seed(0)), x)
 
 
-@pytest.mark.parametrize("name", sorted(IMBALANCES.keys() - {"balanced"}))
+@pytest.mark.parametrize("name", sorted(IMBALANCES.keys() - {"balanced", "kept"}))
 def test_imbalance(name):
     y = torch.arange(10).repeat_interleave(100)[torch.randperm(1000, generator=torch.Generator().manual_seed(0))]
     kept = IMBALANCES[name](ratio=0.2).keep(y, 10)

@@ -24,6 +24,12 @@ def test_step_takes_a_share_of_each_class_of_svhn():
     assert counts(StepImbalance(), y) == [989, 2772, 2117, 1699, 1491, *sizes[5:]]
 
 
+def test_step_takes_at_most_a_share_of_the_largest_class_of_svhn():
+    y = torch.arange(10).repeat_interleave(torch.tensor([494, 1386, 1058, 849, 745, 688, 572, 559, 504, 100]))
+    found = counts(StepImbalance(0.4, of="largest"), y)
+    assert found == [494, 554, 554, 554, 554, 688, 572, 559, 504, 100]  # 0.4 * 1386 = 554.4
+
+
 def test_exponential_on_cifar10():
     expected = [1000, 1195, 1429, 1709, 2044, 2445, 2924, 3496, 4181, 5000]
     assert counts(ExponentialImbalance(), CIFAR10) == expected

@@ -41,6 +41,15 @@ def test_the_holdout_chooses_and_is_never_trained_on(digits):
     assert len(prepared.train) == len(digits.train) - round(0.2 * len(digits.train))
 
 
+def test_the_first_images_of_each_class_can_be_the_test_set(digits):
+    splits = load_splits(run(test_per_class=30))
+    assert torch.equal(splits.train.ids, digits.train.ids)
+    first = [digits.test.ids[digits.test.y == label][:30] for label in range(10)]
+    assert torch.equal(splits.test.ids, torch.cat(first).sort().values)  # in the order of the whole test set
+    with pytest.raises(UsageError, match="test_per_class is at least 1"):
+        run(test_per_class=0)
+
+
 def test_only_what_is_trained_on_is_thinned_out(digits):
     prepared = prepare(run(Probe(size=10**6), holdout=0.25, imbalance=StepImbalance(0.2)), digits, CPU)
     balanced = prepare(run(Probe(size=10**6), holdout=0.25), digits, CPU)

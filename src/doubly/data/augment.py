@@ -14,7 +14,7 @@ from doubly.errors import UsageError
 @runtime_checkable
 class Augmentation(Protocol):
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """(B, C, H, W) floats to the same shape."""
+        """(B, C, H, W) floats to the same shape; one that only `moves_pixels` gets bytes where the set has bytes."""
         ...
 
 
@@ -39,6 +39,8 @@ class PadCropFlip:
         if self.pad < 0:
             raise UsageError(f"an image is padded by 0 or more pixels, got pad={self.pad}")
 
+    moves_pixels = True  # and changes none, so that bytes will do
+
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         batch, channels, height, width = x.shape
         draws = parallel.uniform(torch.empty(batch, 3, device=x.device), generator)
@@ -47,6 +49,7 @@ class PadCropFlip:
         columns = torch.arange(width, device=x.device) + shift[:, 1:]
         if self.flip:
             columns = torch.where(draws[:, 2:] < 0.5, columns.flip(1), columns)
-        samples = torch.arange(batch, device=x.device)[:, None, None, None]
-        colours = torch.arange(channels, device=x.device)[:, None, None]
-        return F.pad(x, [self.pad] * 4)[samples, colours, rows[:, None, :, None], columns[:, None, None, :]]
+        # One gather of all pixels, which are counted through the padded image: crop and flip in one pass.
+        places = (rows[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]).view(batch, 1, -1)
+        padded = F.pad(x, [self.pad] * 4).flatten(2)
+        return padded.gather(2, places.expand(-1, channels, -1)).view(x.shape)

@@ -1,5 +1,6 @@
 """Parts of a labelled set that keep its class proportions. All indices come sorted and on the CPU."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,13 @@ def rank_within_class(y: Tensor, random: torch.Generator) -> Tensor:
     return torch.empty_like(by_class).scatter_(0, by_class, torch.arange(len(y)) - first)
 
 
+def first_of_each(y: Tensor, count: int) -> Tensor:
+    """The first `count` images of each class, or all where it has fewer."""
+    return (
+        torch.cat([(y.cpu() == label).nonzero().squeeze(1)[:count] for label in range(int(y.max()) + 1)]).sort().values
+    )
+
+
 def stratified_folds(y: Tensor, folds: int, seed: int) -> list[Tensor]:
     """Disjoint parts that cover the set; both their sizes and their counts of any class differ by at most one."""
     if not 2 <= folds <= len(y):
@@ -27,16 +35,25 @@ def stratified_folds(y: Tensor, folds: int, seed: int) -> list[Tensor]:
     return [(place % folds == fold).nonzero().squeeze(1) for fold in range(folds)]
 
 
-def holdout(y: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """(kept, held): about `share` of each class is held out, and each class stays among the kept."""
-    held = round(share * len(y))
-    if not (0 < share < 1 and 0 < held < len(y)):
+def holdout(y: Tensor, share: float, seed: int, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(kept, held): about `share` of each class is held out; if there are enough, each class stays among the kept.
+
+    Images of one group, if there are groups, stay on one side; a group has images of one class.
+    """
+    if groups is not None:
+        member = torch.from_numpy(np.unique(groups.cpu().numpy(), return_inverse=True)[1])
+        label_of = torch.empty(int(member.max()) + 1, dtype=torch.int64).scatter_(0, member, y.cpu())
+        kept_groups, held_groups = holdout(label_of, share, seed)
+        kept, held = (torch.isin(member, part).nonzero().squeeze(1) for part in (kept_groups, held_groups))
+        return kept, held
+    size = round(share * len(y))
+    if not (0 < share < 1 and 0 < size < len(y)):
         raise UsageError(
             f"the share held out lies inside (0, 1) and leaves images on both sides, got {share} of {len(y)}"
         )
     order = _representative_order(y, generator(seed, 0, 0, "holdout"))
-    kept = len(y) - held
-    return order[:kept].sort().values, order[kept:].sort().values
+    cut = len(y) - size
+    return order[:cut].sort().values, order[cut:].sort().values
 
 
 def probe(y: Tensor, size: int, seed: int) -> Tensor:

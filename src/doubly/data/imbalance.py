@@ -3,20 +3,22 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from doubly.data.holdout import rank_within_class
 from doubly.errors import UsageError
+from doubly.rundir import read_json
 from doubly.seeding import generator
 
 
 @runtime_checkable
 class Imbalance(Protocol):
-    def keep(self, y: Tensor, classes: int) -> Tensor:
-        """Sorted indices of the images that stay."""
+    def keep(self, y: Tensor, classes: int, ids: Tensor | None = None) -> Tensor:
+        """Sorted indices of the images that stay; `ids` are their positions in the source's set, 0, 1, … if none."""
         ...
 
 
@@ -24,7 +26,7 @@ class Imbalance(Protocol):
 class Balanced:
     """All images stay, in the proportions of the source."""
 
-    def keep(self, y: Tensor, classes: int) -> Tensor:
+    def keep(self, y: Tensor, classes: int, ids: Tensor | None = None) -> Tensor:
         return torch.arange(len(y))
 
 
@@ -36,13 +38,19 @@ class StepImbalance:
     """share of its own images that a reduced class keeps, at least one"""
     seed: int = 0
     """which images stay"""
+    of: Literal["own", "largest"] = "own"
+    """own: a share of the class's own images; largest: at most that share of those of the largest class (A19)"""
 
     def __post_init__(self) -> None:
         _check(self.ratio)
 
-    def keep(self, y: Tensor, classes: int) -> Tensor:
+    def keep(self, y: Tensor, classes: int, ids: Tensor | None = None) -> Tensor:
         counts = _counts(y, classes)
-        reduced = [max(1, _part(count, self.ratio)) for count in counts[: classes // 2]]
+        wholes = counts if self.of == "own" else [max(counts)] * classes
+        reduced = [
+            min(count, max(1, _part(whole, self.ratio)))
+            for count, whole in zip(counts[: classes // 2], wholes, strict=False)
+        ]
         return _draw(y, [*reduced, *counts[classes // 2 :]], self.seed)
 
 
@@ -58,10 +66,45 @@ class ExponentialImbalance:
     def __post_init__(self) -> None:
         _check(self.ratio)
 
-    def keep(self, y: Tensor, classes: int) -> Tensor:
+    def keep(self, y: Tensor, classes: int, ids: Tensor | None = None) -> Tensor:
         last = max(1, classes - 1)
         quotas = [_part(count, self.ratio ** ((last - k) / last)) for k, count in enumerate(_counts(y, classes))]
         return _draw(y, quotas, self.seed)
+
+
+@dataclass(frozen=True)
+class KeptImages:
+    """The images that a file names: an imbalanced set that one can share; `doubly data imbalance` writes it."""
+
+    file: str = "kept.json"
+    """JSON: under `kept`, for each class in order, the ids of the images that stay; under `n`, the size of the set"""
+
+    def keep(self, y: Tensor, classes: int, ids: Tensor | None = None) -> Tensor:
+        if not Path(self.file).is_file():
+            raise UsageError(f"there is no file {self.file} of kept images: write it with `doubly data imbalance NAME`")
+        stated = read_json(Path(self.file))
+        kept, whole = (stated.get("kept"), stated.get("n")) if isinstance(stated, dict) else (None, None)
+        if (
+            not isinstance(kept, dict)
+            or type(whole) is not int
+            or not all(
+                type(part) is list and all(type(k) is int and 0 <= k < whole for k in part) for part in kept.values()
+            )
+        ):
+            raise UsageError(f"{self.file} names no kept images: write it with `doubly data imbalance NAME`")
+        quotas = [torch.tensor(part, dtype=torch.int64) for part in kept.values()]
+        positions = (torch.arange(len(y)) if ids is None else ids).cpu()
+        wanted = [torch.isin(positions, part) for part in quotas]
+        if (
+            len(quotas) != classes
+            or (len(y) and int(positions.max()) >= whole)
+            or any((y.cpu()[mask] != label).any() for label, mask in enumerate(wanted))
+        ):
+            raise UsageError(f"{self.file} was made for other data: sizes or classes of its images are not those here")
+        for label, mask in enumerate(wanted):
+            if not mask.any():
+                raise UsageError(f"{self.file} leaves no image of class {label}: raise the ratio or hold out less")
+        return torch.stack(wanted).any(0).nonzero().squeeze(1)
 
 
 def _check(ratio: float) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from doubly import parallel
 from doubly.data.augment import Augmentation
-from doubly.data.images import Images
+from doubly.data.images import Images, in_unit_range
 from doubly.errors import UsageError
 from doubly.seeding import generator
 from doubly.types import Batch
@@ -47,13 +47,15 @@ def batches(
     else:
         order = _drawn_by_class(images, probabilities, random)
     order = order.to(images.x.device)
+    on_bytes = getattr(augment, "moves_pixels", False)  # a quarter of the memory to move
     layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def batch(step: int) -> Batch:
         rows = _own_part(order[step * size : (step + 1) * size])
-        x = images.pixels(rows)
+        x = images.taken(rows) if on_bytes else images.pixels(rows)
         if augment is not None:
             x = augment(x, generator(seed, epoch, step, "augment"))
+        x = in_unit_range(x)
         return Batch(x.contiguous(memory_format=layout), images.y[rows], images.ids[rows])
 
     return map(batch, range(start, steps))

@@ -1,7 +1,7 @@
 """From a Run to the things it names: images, network, device. The only place that chooses a device."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from doubly.attacks import attacked, evaluating
 from doubly.checks import check_scores
 from doubly.data import Images, Splits
-from doubly.data.holdout import holdout, probe
+from doubly.data.holdout import first_of_each, holdout, probe
 from doubly.errors import UsageError
 from doubly.runs.config import Run
 from doubly.seeding import derived_seed, global_generators
@@ -39,16 +39,19 @@ def chosen_device(name: str) -> torch.device:
 
 
 def load_splits(run: Run) -> Splits:
-    return run.data.source.load(Path(run.data.root) if run.data.root is not None else None)
+    splits = run.data.source.load(Path(run.data.root) if run.data.root is not None else None)
+    if run.data.test_per_class is None:
+        return splits
+    return replace(splits, test=splits.test.subset(first_of_each(splits.test.y, run.data.test_per_class)))
 
 
 def prepare(run: Run, splits: Splits, device: torch.device) -> Prepared:
     """Hold out, thin out, and pick the probe."""
     train, measured = splits.train, splits.test
     if run.data.holdout > 0:
-        kept, held = holdout(train.y, run.data.holdout, run.data.split)
+        kept, held = holdout(train.y, run.data.holdout, run.data.split, train.groups)
         train, measured = train.subset(kept), train.subset(held)
-    train = train.subset(run.data.imbalance.keep(train.y, len(train.classes)))
+    train = train.subset(run.data.imbalance.keep(train.y, len(train.classes), train.ids))
     measured = measured.subset(probe(measured.y, run.probe.size, run.data.split))
     return Prepared(train.to(device), measured.to(device), run.data.holdout > 0)
 

@@ -63,16 +63,23 @@ def train_run(
     threads = torch.get_num_threads()
     try:
         if output is None:
-            return _train(Training.begin(run, splits or load_splits(run), model), None, watch, stop)
+            return _train(Training.begin(run, splits or _loaded(run, watch), model), None, watch, stop)
         with lock(output):
             _claim(run, RunDir(output), resume)
             if checkpoint.find(RunDir(output).checkpoints, "last"):
                 run = replace(run, model=without_initial_weights(run.model))
-            training = Training.begin(run, splits or load_splits(run), model)
+            training = Training.begin(run, splits or _loaded(run, watch), model)
             _continue(training, RunDir(output), watch)
             return _train(training, RunDir(output), watch, stop)
     finally:
         torch.set_num_threads(threads)
+
+
+def _loaded(run: Run, watch: Watch) -> Splits:
+    splits = load_splits(run)
+    if splits.note:
+        watch.say(splits.note)
+    return splits
 
 
 def _claim(run: Run, rundir: RunDir, resume: bool) -> None:

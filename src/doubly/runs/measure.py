@@ -153,10 +153,11 @@ def evaluate_run(
     run, rundir = load_run(path), RunDir(path)
     model, info = _trained(path, which, own)
     model.to(chosen_device(device))
-    test = load_splits(run).test
+    splits = load_splits(run)
+    test, subset = splits.test, {"note": splits.note} if splits.note else {}
     seed, chunk = 0, 500
     found = predictions(model, test, run.probe.attack, seed, chunk, done)
-    about = protocol(run.probe.attack, seed, chunk, split="test", checkpoint=which, data_sha256=test.sha256())
+    about = protocol(run.probe.attack, seed, chunk, split="test", checkpoint=which, data_sha256=test.sha256(), **subset)
     y = test.y.cpu().numpy()
     result = {"epoch": info["epoch"], **summarise(y, test.classes, found.clean, found.pgd, about, found.margin)}
     unfinished = rundir.predictions.with_name(".evaluation.npz")
