@@ -3,19 +3,17 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from doubly import __version__
+from doubly.cli.options import parsed, taken
 from doubly.errors import Interrupted, UsageError
 
-T = TypeVar("T")
 OUT, ERR = Console(), Console(stderr=True)
 
 
@@ -50,61 +48,6 @@ def _help() -> None:
         table.add_row(name, (verb.__doc__ or "").splitlines()[0])
     OUT.print(table)
     OUT.print("doubly VERB --help shows the options of a verb; doubly --version the version.", highlight=False)
-
-
-def parsed(kind: type[T], arguments: Sequence[str], verb: str, default: T | None = None) -> T:
-    """The arguments as a dataclass: a dotted flag for every field, and numbers also written as 8/255."""
-    import tyro
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
-
-    registry = ConstructorRegistry()
-
-    @registry.primitive_rule
-    def fractions(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
-        return _number() if info.type is float else None
-
-    def _number() -> PrimitiveConstructorSpec[float]:
-        from doubly.runs.saved_config import fraction
-
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="NUMBER",
-            instance_from_str=lambda words: fraction(words[0]),
-            is_instance=lambda value: isinstance(value, float | int),
-            str_from_instance=lambda value: [repr(value)],
-        )
-
-    settings: Any = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
-    said = StringIO()
-    try:
-        with registry, redirect_stderr(said):
-            found: T = tyro.cli(kind, prog=f"doubly {verb}", args=arguments, default=default, config=settings)  # type: ignore[assignment]
-    except SystemExit as end:
-        problem: BaseException | None = end
-        while problem is not None and not isinstance(problem, UsageError):
-            problem = problem.__context__
-        if problem is not None:  # a value that a dataclass refuses: its sentence says enough
-            raise problem from None
-        sys.stderr.write(said.getvalue())
-        raise
-    return found
-
-
-def taken(arguments: list[str], flag: str) -> list[str]:
-    """Remove every `flag VALUE` and `flag=VALUE` from the arguments and return the values."""
-    values, kept, words = [], [], iter(arguments)
-    for word in words:
-        if word == flag:
-            value = next(words, None)
-            if value is None:
-                raise UsageError(f"{flag} needs a value")
-            values.append(value)
-        elif word.startswith(f"{flag}="):
-            values.append(word.removeprefix(f"{flag}="))
-        else:
-            kept.append(word)
-    arguments[:] = kept
-    return values
 
 
 def train(arguments: list[str]) -> int:
@@ -182,7 +125,7 @@ def _train_options(arguments: list[str]) -> tuple[Any, Path]:
         base = load_run(Path(place[-1]))
     else:
         raise UsageError("name a recipe (`doubly list recipes` shows them), or give --config FILE")
-    base = _changed(base, changes)
+    base = changed(base, changes)
     options = parsed(Options, words, "train RECIPE", Options(base))
     run = options.run
     if options.data_root is not None:
@@ -201,7 +144,7 @@ def _read(path: Path) -> Any:
     return read_json(path)
 
 
-def _changed(run: Any, changes: list[str]) -> Any:
+def changed(run: Any, changes: list[str]) -> Any:
     """--set PATH=JSON, or PATH=KIND for a part with its defaults."""
     from doubly.runs.saved_config import KINDS, nearest, replaced
 
@@ -259,6 +202,8 @@ def evaluate(arguments: list[str]) -> int:
     table.add_row(f"RA-Tail-30: {', '.join(found['ra_tail_30_classes'])}", "", "", _percent(found["ra_tail_30"]))
     worst = found["worst_class"]
     table.add_row(f"worst class: {worst['name']}", "", "", _percent(worst["ra_pgd"]))
+    table.add_row("all, attacked on the logit margin", "", "", _percent(found["ra_margin"]))
+    table.add_row("RA-Tail-30, attacked on the logit margin", "", "", _percent(found["ra_margin_tail_30"]))
     OUT.print(table)
     return 0
 
@@ -293,7 +238,7 @@ def export(arguments: list[str]) -> int:
 
 
 def listing(arguments: list[str]) -> int:
-    """Show what there is: doubly list methods|attacks|models|datasets|recipes."""
+    """Show what there is: doubly list methods|attacks|models|datasets|recipes [BEGINNING]."""
     from doubly.attacks import ATTACKS
     from doubly.data import DATASETS
     from doubly.methods import METHODS
@@ -309,13 +254,15 @@ def listing(arguments: list[str]) -> int:
         for name, table in (("methods", METHODS), ("attacks", ATTACKS), ("models", MODELS), ("datasets", DATASETS))
     }
     tables["recipes"] = {name: about(type(make().method)) for name, make in RECIPES.items()}
-    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
-        OUT.print(f"doubly list {'|'.join(tables)}", markup=False, highlight=False)
+    if len(arguments) not in (1, 2) or arguments[0] in ("-h", "--help"):
+        OUT.print(f"doubly list {'|'.join(tables)} [BEGINNING]", markup=False, highlight=False)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     if arguments[0] not in tables:
         raise UsageError(f"there is no list of '{arguments[0]}'{nearest(arguments[0], tables)}")
+    beginning = arguments[1] if len(arguments) == 2 else ""
     for name, text in tables[arguments[0]].items():
-        OUT.print(f"{name:32} {text}", highlight=False, markup=False, soft_wrap=True)
+        if name.startswith(beginning):
+            OUT.print(f"{name:40} {text}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -447,12 +394,20 @@ def _study(name: str, output: Path, jobs: int) -> str:
     return comparison_markdown(comparison(output, jobs, OUT))
 
 
+def data(arguments: list[str]) -> int:
+    """Datasets: doubly data fetch|inspect|imbalance NAME."""
+    from doubly.cli.data import data_verbs
+
+    return data_verbs(arguments, OUT)
+
+
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "evaluate": evaluate,
     "report": report,
     "search": search,
     "reproduce": reproduce,
+    "data": data,
     "export": export,
     "list": listing,
     "doctor": doctor,

@@ -5,13 +5,30 @@ from functools import partial
 
 from doubly.errors import UsageError
 from doubly.recipes import digits as _digits
+from doubly.recipes.digits import ALL
+from doubly.recipes.paper import SETTINGS, VARIANTS, paper_recipe, small_recipe
 from doubly.runs import Run
 from doubly.runs.saved_config import nearest
 
+PREFIXES = {"": False, "imbalanced.": True}
 RECIPES: dict[str, Callable[[], Run]] = {
-    f"digits.{prefix}{method}": partial(_digits.digits, method, bool(prefix))
-    for prefix in ("", "imbalanced.")
-    for method in (*_digits.METHODS, *_digits.FAST)
+    **{
+        f"digits.{prefix}{method}": partial(_digits.digits, method, PREFIXES[prefix])
+        for prefix in PREFIXES
+        for method in ALL
+    },
+    **{
+        f"{dataset}.{prefix}{method}": partial(paper_recipe, dataset, method, PREFIXES[prefix])
+        for dataset in SETTINGS
+        for prefix in PREFIXES
+        for method in (*ALL, *VARIANTS)
+    },
+    **{
+        f"{dataset}.{prefix}small.{method}": partial(small_recipe, dataset, method, PREFIXES[prefix])
+        for dataset in SETTINGS
+        for prefix in PREFIXES
+        for method in ALL
+    },
 }
 
 

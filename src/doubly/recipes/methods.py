@@ -1,0 +1,70 @@
+"""Every method for one threat model: what the recipes of a dataset have in common."""
+
+from dataclasses import replace
+
+from doubly.attacks import FGSM, NFGSM, PGD
+from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, SignStep, StepRule
+from doubly.methods import (
+    AT,
+    AWP,
+    CFOL,
+    DONE,
+    FAT,
+    FRL,
+    GAIRAT,
+    MAIL,
+    MART,
+    TRADES,
+    WMMR,
+    FastATGA,
+    FastBAT,
+    Standard,
+)
+from doubly.threat import LinfBall
+from doubly.types import Method
+
+FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")
+FAST_EPOCHS = 25  # the paper's fast setting
+
+
+def methods(
+    threat: LinfBall, step: float, steps: int, done: DONE, gradient_step: float, spanning_step: float, pace: float
+) -> dict[str, Method]:
+    """By name. `gradient_step` is DONE-GD's; `spanning_step` one that is to span the ball; `pace` is CFOL's."""
+
+    def attack(rule: StepRule | None = None) -> PGD:
+        return PGD(threat, steps, rule or SignStep(step))
+
+    def with_done(rule: StepRule) -> DONE:
+        return replace(done, attack=attack(rule))
+
+    near = replace(attack(), start="gaussian")  # from noise around the image, as TRADES, MART, MAIL and FRL attack
+    quick = FirstThen(SignStep(1.25 * threat.radius), BarrierStep(spanning_step))
+    return {
+        "at": AT(attack()),
+        "standard": Standard(),
+        "at_balanced_loss": AT(attack(), balance="loss"),
+        "at_balanced_sampling": AT(attack(), balance="sampling"),
+        "fat": FAT(attack()),
+        "gairat": GAIRAT(attack()),
+        "wmmr": WMMR(attack()),
+        "mail": MAIL(near),
+        "mail_trades": MAIL(near, "trades", slope=2.0, bias=0.0, attack_on="kl"),
+        "trades": TRADES(near),
+        "mart": MART(near),
+        "awp": AWP(AT(attack())),
+        "awp_done": AWP(with_done(SignStep(step))),
+        "cfol": CFOL(attack(), eta=pace),
+        "cfol_reweighting": CFOL(attack(), mode="reweighting", eta=pace),
+        "frl": FRL(near),
+        "done_pgd": with_done(SignStep(step)),
+        "done_gd": with_done(BarrierStep(gradient_step)),
+        "done_adam": with_done(AdamStep(step)),
+        "done_chi2": replace(with_done(SignStep(step)), divergence="chi2", mean_weight_limit=None),
+        "done_cvar": replace(with_done(SignStep(step)), divergence="cvar", mean_weight_limit=None, cap=2.0),
+        "fast_at": AT(FGSM(threat, 1.25, "uniform")),
+        "fast_at_ga": FastATGA(FGSM(threat, 1.25)),
+        "fast_bat": FastBAT(PGD(threat, 1, GradientStep(spanning_step))),
+        "n_fgsm": AT(NFGSM(threat)),
+        "done_fast": replace(done, attack=PGD(threat, 2, quick), implicit="exact"),
+    }
