@@ -1,5 +1,6 @@
 """For all tests: one thread, property tests that draw the same examples every time, and what several files share."""
 
+import os
 import runpy
 from concurrent.futures import Future
 from pathlib import Path
@@ -50,3 +51,12 @@ def inline():
         patch.setattr("doubly.runs.pool.ProcessPoolExecutor", Inline)
         patch.setattr("doubly.runs.pool.cores", lambda: 1)
         yield
+
+
+@pytest.fixture(scope="session")
+def real_data():
+    """The folder with real files of the datasets, on a machine that has one."""
+    folder = os.environ.get("DOUBLY_DATA")
+    if not folder:
+        pytest.skip("set DOUBLY_DATA to a folder with real files of the datasets")
+    return Path(folder)

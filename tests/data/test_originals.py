@@ -14,8 +14,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
 
@@ -651,35 +649,6 @@ def test_frames_of_one_sign_are_one_group(tmp_path, name):
     wanted = [(frame.label, frame.track) for frame in SIGNS]
     assert len(set(groups)) == len(set(wanted)) == len(set(zip(groups, wanted, strict=True))) == 45
     assert splits.test.groups is None
-
-
-# For each class its tracks, for each track how many frames it has.
-films = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=8), min_size=1, max_size=5)
-
-
-@given(films, st.floats(0.05, 0.95), st.integers(0, 3))
-def test_a_holdout_never_parts_a_track_and_keeps_every_class(films, share, seed):
-    frames = [
-        (label, track)
-        for label, tracks in enumerate(films)
-        for track, length in enumerate(tracks)
-        for _ in range(length)
-    ]
-    shuffled = np.random.default_rng(seed).permutation(frames)
-    y, groups = torch.tensor(shuffled[:, 0]), torch.tensor(shuffled @ [100_000, 1])
-    tracks = len(groups.unique())
-    size = round(share * tracks)
-    if size in (0, tracks):
-        with pytest.raises(UsageError, match="both sides"):
-            holdout(y, share, seed, groups)
-        return
-    kept, held = holdout(y, share, seed, groups)
-    assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(len(y)))
-    assert torch.equal(kept, kept.sort().values) and torch.equal(held, held.sort().values)
-    assert not set(groups[kept].tolist()) & set(groups[held].tolist())
-    assert len(groups[held].unique()) == size
-    if tracks - size >= len(y.unique()):
-        assert set(y[kept].tolist()) == set(y.tolist())
 
 
 def test_signs_are_held_out_by_the_track(tmp_path):
