@@ -20,7 +20,7 @@ import pytest
 import requests
 
 from doubly.data import download
-from doubly.data.download import Watch, fetch
+from doubly.data.download import Listener, fetch
 from doubly.data.published import Download, Published
 from doubly.errors import UsageError
 
@@ -194,7 +194,7 @@ def refused(published, root, **options):
 
 def told(published, root, **options):
     lines = []
-    fetch(published, root, watch=Watch(lines.append), **options)
+    fetch(published, root, listener=Listener(lines.append), **options)
     return lines
 
 
@@ -285,7 +285,7 @@ def test_folders_and_long_names_in_an_archive(server, root):
 def test_progress_counts_to_the_whole(server, root):
     seen = []
     server.cuts = [5500]
-    fetch(of(plain(server)), root, watch=Watch(progress=lambda *state: seen.append(state)))
+    fetch(of(plain(server)), root, listener=Listener(progress=lambda *state: seen.append(state)))
     assert {name for name, _, _ in seen} == {"a.bin"} and {whole for _, _, whole in seen} == {len(BODY)}
     done = [count for _, count, _ in seen]
     assert done == sorted(done) and done[-1] == len(BODY)
@@ -294,7 +294,7 @@ def test_progress_counts_to_the_whole(server, root):
 def test_a_server_that_does_not_say_how_long_a_file_is(server, root):
     seen = []
     server.length = False
-    fetch(of(plain(server)), root, watch=Watch(progress=lambda *state: seen.append(state)))
+    fetch(of(plain(server)), root, listener=Listener(progress=lambda *state: seen.append(state)))
     assert tree(root) == {"a.bin": BODY} and seen[-1] == ("a.bin", len(BODY), None)
 
 
@@ -377,7 +377,7 @@ def test_interrupted_by_hand_the_part_stays(server, root):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(published, root, watch=Watch(progress=stop))
+        fetch(published, root, listener=Listener(progress=stop))
     (part,) = tree(root).values()
     assert BODY.startswith(part) and len(part) > 5 * BLOCK
     fetch(published, root)
@@ -613,7 +613,7 @@ def test_a_damaged_tar_put_in_by_hand_is_at_least_said_to_differ(root, no_networ
         fetch(
             of(packed("http://far.example", "things.tar.gz", ARCHIVES["things.tar.gz"])),
             root,
-            watch=Watch(lines.append),
+            listener=Listener(lines.append),
         )
     except UsageError:
         assert not (root / "things").exists()
@@ -683,6 +683,17 @@ def test_an_archive_that_was_made_of_a_dot(root, no_network):
     assert tree(root) == UNPACKED | {"a.tar.gz": archive}
 
 
+def test_a_folder_that_lacks_a_file_gets_that_and_keeps_the_others(root, no_network):
+    archive = ARCHIVES["things.tar.gz"]
+    by_hand(root, "things.tar.gz", archive)
+    by_hand(root / "things", "one.txt", b"mine")
+    needed = of(packed("http://far.example", "things.tar.gz", archive))
+    fetch(needed._replace(md5={"one.txt": ""}), root, offline=True)
+    assert tree(root / "things") == {"one.txt": b"mine"}  # nothing that is needed is missing
+    fetch(needed._replace(md5={"one.txt": "", "two": ""}), root, offline=True)
+    assert tree(root / "things") == {"one.txt": b"mine", "deep/two.bin": BODY}
+
+
 def test_a_member_that_is_a_file_and_a_folder(root, no_network):
     archive = tar(*THINGS, ("things/one.txt/evil", b"evil"))
     by_hand(root, "a.tar.gz", archive)
@@ -696,7 +707,7 @@ def test_a_member_that_is_a_file_and_a_folder(root, no_network):
 def test_too_little_room_is_seen_before_anything_is_written(server, root, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=len(BODY) - 1))
     progress = []
-    said = refused(of(plain(server)), root, watch=Watch(progress=lambda *state: progress.append(state)))
+    said = refused(of(plain(server)), root, listener=Listener(progress=lambda *state: progress.append(state)))
     assert "the disk is full" in said and "a.bin" in said and "--data-root" in said
     assert progress == [] and tree(root) == {}
 

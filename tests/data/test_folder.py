@@ -143,7 +143,15 @@ def test_the_parts_of_a_split_may_have_other_names(root, names):
     assert (after.train.sha256(), after.test.sha256()) == (before.train.sha256(), before.test.sha256())
 
 
-@pytest.mark.parametrize("names", [("test", "val"), ("train", "training")])
+@pytest.mark.parametrize("names", [("Train", "TEST"), ("train", "Valid")])
+def test_the_parts_of_a_split_may_be_capitalised(root, names):
+    before = ImageFolder().load(root)
+    for old, new in zip(("train", "test"), names, strict=True):
+        (root / old).rename(root / new)
+    assert ImageFolder().load(root).test.sha256() == before.test.sha256()
+
+
+@pytest.mark.parametrize("names", [("test", "val"), ("train", "training"), ("train", "unlabelled"), ("Train", "dev")])
 def test_the_parts_of_a_split_are_no_classes(root, names):
     for old, new in zip(("train", "test"), names, strict=True):
         (root / old).rename(root / f"{new}_")

@@ -272,7 +272,7 @@ def test_published_files_that_changed_names_are_refused(tmp_path, monkeypatch):
     write.svhn(tmp_path, BATCHES[0], BATCHES[1])
     published_as(monkeypatch, "svhn", tmp_path / "svhn")
     swap(tmp_path / "svhn", "train_32x32.mat", "test_32x32.mat")
-    refused(SVHN(), tmp_path, "train_32x32.mat holds the published test_32x32.mat", "its own name again")
+    refused(SVHN(), tmp_path, "train_32x32.mat holds svhn's published test_32x32.mat", "its own name again")
 
 
 # Bad input.
@@ -499,8 +499,12 @@ def outside(label):
     ("source", "make", "said"),
     [
         (CIFAR10(1), lambda root: write.cifar10_python(root, BATCHES[:1], outside(10)(*TEST)), "test_batch: labels"),
-        (CIFAR10(1), lambda root: write.cifar10_python(root, [outside(-1)(*TEST)], TEST), "data_batch_1: labels"),
-        (CIFAR10(2), lambda root: write.cifar10_binary(root, [TEST, outside(10)(*TEST)], TEST), "data_batch_2.bin: "),
+        (CIFAR10(1), lambda root: write.cifar10_python(root, [outside(-1)(*BATCHES[0])], TEST), "data_batch_1: labels"),
+        (
+            CIFAR10(2),
+            lambda root: write.cifar10_binary(root, [BATCHES[0], outside(10)(*BATCHES[1])], TEST),
+            "data_batch_2.bin: ",
+        ),
         (CIFAR100(), lambda root: write.cifar100_binary(root, HUNDRED, outside(100)(*HUNDRED_TEST)), "test.bin: "),
         (SVHN(), lambda root: write.svhn(root, BATCHES[0], outside(11)(*TEST)), "test_32x32.mat has labels other than"),
         (
@@ -561,7 +565,6 @@ def test_svhn_labels_that_are_no_whole_numbers_are_refused(tmp_path, y):
 @pytest.mark.parametrize(
     ("source", "make"),
     [
-        (CIFAR10(1), lambda root: write.cifar10_binary(root, [TEST], TEST)),
         (CIFAR100(), lambda root: write.cifar100_python(root, HUNDRED, HUNDRED)),
         (SVHN(), lambda root: write.svhn(root, TEST, TEST)),
         (STL10(), lambda root: write.stl10(root, LARGE, LARGE)),
@@ -572,6 +575,31 @@ def test_svhn_labels_that_are_no_whole_numbers_are_refused(tmp_path, y):
 def test_a_test_set_that_is_the_training_set_is_refused(tmp_path, source, make):
     make(tmp_path)
     refused(source, tmp_path, "train and test hold the same images")
+
+
+def test_one_batch_under_two_names_is_refused(tmp_path):
+    """A binary batch does not say which it is."""
+    write.cifar10_binary(tmp_path, [*BATCHES[:4], BATCHES[1]], TEST)
+    refused(CIFAR10(), tmp_path, "data_batch_2.bin", "data_batch_5.bin", "hold the same images")
+    write.cifar10_binary(tmp_path, [TEST, *BATCHES[1:]], TEST)
+    refused(CIFAR10(), tmp_path, "data_batch_1.bin", "test_batch.bin", "hold the same images")
+
+
+def test_files_of_another_dataset_are_refused(tmp_path, monkeypatch):
+    """Digits and clothes have files of equal names and sizes."""
+    write.mnist(tmp_path, GREY, GREY_TEST)
+    digest = md5(tmp_path / "mnist" / "train-images-idx3-ubyte.gz")
+    clothes = PUBLISHED["fashion_mnist"]
+    known = {**clothes.md5, "train-images-idx3-ubyte.gz": digest}
+    monkeypatch.setitem(PUBLISHED, "fashion_mnist", clothes._replace(md5=known))
+    refused(MNIST(), tmp_path, "mnist/train-images-idx3-ubyte.gz", "holds fashion_mnist's published")
+
+
+def test_all_files_are_taken_from_one_place(tmp_path):
+    write.mnist(tmp_path, GREY, GREY_TEST)
+    write.mnist(tmp_path, GREY_TEST, GREY, folder="MNIST/raw")
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    refused(MNIST(), tmp_path, "t10k-labels-idx1-ubyte.gz", "missing")
 
 
 def test_the_archive_s_table_without_classes_is_no_ground_truth(tmp_path):

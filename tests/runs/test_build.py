@@ -94,12 +94,23 @@ def test_a_device_that_is_not_there_is_one_sentence(name):
 def test_the_root_is_handed_to_the_source(tmp_path):
     class Source:
         def load(self, root):
-            return root
+            seen.append(root)
+            return Digits().load()
 
-    def asked(root):
-        return load_splits(Run(Data(Source(), root=root), SmallCNN(), Standard()))
+    seen = []
+    for root in (None, str(tmp_path)):
+        load_splits(Run(Data(Source(), root=root), SmallCNN(), Standard()))
+    assert seen == [None, Path(tmp_path)]
 
-    assert asked(None) is None and asked(str(tmp_path)) == Path(tmp_path)
+
+def test_so_many_training_images_are_in_the_proportions_of_the_classes_and_noted(digits):
+    splits = load_splits(run(train_images=200, test_per_class=5))
+    assert len(splits.train) == 200 and ids(splits.train) < ids(digits.train)
+    share = 200 * digits.train.counts() / len(digits.train)
+    assert (splits.train.counts() - share).abs().max() <= 1
+    assert "trained on 200 of 1,437 images" in splits.note and "first 5 images of each class, 50 in all" in splits.note
+    assert torch.equal(load_splits(run(train_images=200)).train.ids, splits.train.ids)
+    assert load_splits(run(train_images=10**6)).note == ""
 
 
 def test_the_weights_follow_from_the_seed_alone(digits):

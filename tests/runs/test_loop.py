@@ -1,5 +1,5 @@
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -406,6 +406,22 @@ def test_resuming_a_finished_run_changes_nothing(tiny, tmp_path, same_bits):
     assert same_bits(before[0][0], tiny.checkpoint(tmp_path)[0])
     assert before[1] == (tmp_path / "metrics.jsonl").read_bytes()
     assert torch.equal(model[1].weight, before[0][0]["model/1.weight"])
+
+
+@pytest.mark.parametrize("change", ["labels", "pixels", "images"])
+def test_a_run_is_not_resumed_on_other_images(tiny, tmp_path, change):
+    tiny.stopped(tiny.run(), tmp_path, after=3)
+    train = tiny.splits.train
+    other = {
+        "labels": lambda: replace(train, y=train.y.flip(0)),
+        "pixels": lambda: replace(train, x=255 - train.x),
+        "images": lambda: train.subset(range(len(train) - 1)),
+    }[change]()
+    kept, tiny.splits = tiny.splits, replace(tiny.splits, train=other)
+    with pytest.raises(UsageError, match="was trained on other images than those here"):
+        tiny.train(tiny.run(), tmp_path, resume=True)
+    tiny.splits = kept
+    tiny.train(tiny.run(), tmp_path, resume=True)
 
 
 def test_choices_made_by_measuring_are_replayed(tiny, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -127,15 +127,18 @@ def _train_options(arguments: list[str]) -> tuple[Any, Path]:
         raise UsageError("name a recipe (`doubly list recipes` shows them), or give --config FILE")
     base = changed(base, changes)
     options = parsed(Options, words, "train RECIPE", Options(base))
-    run = options.run
-    if options.data_root is not None:
-        run = replace(run, data=replace(run.data, root=options.data_root))
+    run = with_root(options.run, options.data_root)
     if options.model is not None:
         run = replace(run, model=OwnModel(options.model, options.weights))
     elif options.weights is not None:
         raise UsageError("--weights goes with --model package.module:function")
     output = options.output or Path("runs") / f"{run.name}-s{run.seed}"
     return replace(options, run=run), output
+
+
+def with_root(run: Any, root: str | None) -> Any:
+    """The run with its data in that folder, wherever it is resumed or evaluated from."""
+    return run if root is None else replace(run, data=replace(run.data, root=str(Path(root).resolve())))
 
 
 def _read(path: Path) -> Any:
@@ -176,6 +179,8 @@ def evaluate(arguments: list[str]) -> int:
         """auto, cpu, cuda, …"""
         model: str | None = None
         """package.module:function, for a run of your own network"""
+        data_root: str | None = None
+        """folder with the dataset's files, if they are not where they were in training"""
 
     options = parsed(Options, arguments, "evaluate")
     from rich.progress import Progress
@@ -193,6 +198,7 @@ def evaluate(arguments: list[str]) -> int:
             own,
             options.device,
             lambda count: progress.update(task, completed=count),
+            options.data_root,
         )
     table = Table("", "n", "SA", "RA-PGD", title=f"{options.directory} ({options.checkpoint} checkpoint)")
     for name, row in found["per_class"].items():
@@ -249,19 +255,22 @@ def listing(arguments: list[str]) -> int:
     def about(kind: type) -> str:
         return (kind.__doc__ or "").strip().splitlines()[0]
 
-    tables: dict[str, dict[str, str]] = {
-        name: {key: about(kind) for key, kind in table.items()}
-        for name, table in (("methods", METHODS), ("attacks", ATTACKS), ("models", MODELS), ("datasets", DATASETS))
+    tables: dict[str, Mapping[str, Any]] = {
+        "methods": METHODS,
+        "attacks": ATTACKS,
+        "models": MODELS,
+        "datasets": DATASETS,
+        "recipes": RECIPES,
     }
-    tables["recipes"] = {name: about(type(make().method)) for name, make in RECIPES.items()}
     if len(arguments) not in (1, 2) or arguments[0] in ("-h", "--help"):
         OUT.print(f"doubly list {'|'.join(tables)} [BEGINNING]", markup=False, highlight=False)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     if arguments[0] not in tables:
         raise UsageError(f"there is no list of '{arguments[0]}'{nearest(arguments[0], tables)}")
     beginning = arguments[1] if len(arguments) == 2 else ""
-    for name, text in tables[arguments[0]].items():
+    for name, thing in tables[arguments[0]].items():
         if name.startswith(beginning):
+            text = about(type(thing().method) if arguments[0] == "recipes" else thing)
             OUT.print(f"{name:40} {text}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
@@ -324,6 +333,8 @@ def search(arguments: list[str]) -> int:
         """processes, each with its share of the cores"""
         space: Path | None = None
         """JSON object from dotted field to a list of values; learning rate, epochs and weight decay if not given"""
+        data_root: str | None = None
+        """folder with the dataset's files"""
 
     options = parsed(Options, arguments, "search")
     from doubly.recipes import recipe
@@ -331,7 +342,7 @@ def search(arguments: list[str]) -> int:
     from doubly.runs.saved_config import to_json
     from doubly.runs.search import Search, default_space, search_all, with_changes
 
-    base = recipe(options.recipe)
+    base = with_root(recipe(options.recipe), options.data_root)
     output = options.output or Path("runs") / "search" / options.recipe
     space = default_space(base) if options.space is None else _read(options.space)
     if not isinstance(space, dict) or not all(isinstance(values, list) and values for values in space.values()):

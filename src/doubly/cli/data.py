@@ -30,7 +30,7 @@ def fetch(arguments: list[str], out: Console) -> None:
     import tyro
 
     from doubly.data import DATASETS
-    from doubly.data.download import Watch
+    from doubly.data.download import Listener
     from doubly.data.download import fetch as fetch_files
     from doubly.data.files import data_folder
     from doubly.data.published import PUBLISHED
@@ -68,7 +68,11 @@ def fetch(arguments: list[str], out: Console) -> None:
             bars.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         fetch_files(
-            PUBLISHED[options.name], root, offline=options.offline, mirror=options.mirror, watch=Watch(say, progress)
+            PUBLISHED[options.name],
+            root,
+            offline=options.offline,
+            mirror=options.mirror,
+            listener=Listener(say, progress),
         )
     out.print(
         f"now: doubly data inspect {options.name} --data-root {root}", highlight=False, markup=False, soft_wrap=True
@@ -134,6 +138,7 @@ def imbalance(arguments: list[str], out: Console) -> None:
     import tyro
 
     from doubly.data import IMBALANCES
+    from doubly.data.kept import kept_images
     from doubly.rundir import write_json
     from doubly.runs.build import load_splits
     from doubly.runs.saved_config import to_json
@@ -167,20 +172,16 @@ def imbalance(arguments: list[str], out: Console) -> None:
     chosen = [train.subset(kind.keep(train.y, len(train.classes))) for kind in kinds]  # all before any is written
     options.output.mkdir(parents=True, exist_ok=True)
     for kind, kept in zip(kinds, chosen, strict=True):
-        by_class = {name: kept.ids[kept.y == label].tolist() for label, name in enumerate(train.classes)}
         path = options.output / f"{options.name}-{options.profile}-{kind.ratio!r}-s{options.seed}.json"
-        about = {"dataset": to_json(run.data.source), "imbalance": to_json(kind)}
-        write_json(path, {**about, "n": int(train.ids.max()) + 1, "kept": by_class})
-        counts = " ".join(str(len(ids)) for ids in by_class.values())
+        write_json(path, kept_images(kept, {"dataset": to_json(run.data.source), "imbalance": to_json(kind)}))
+        counts = " ".join(map(str, kept.counts().tolist()))
         line = f"{path}: {len(kept):,} of {len(train):,} images stay, by class {counts}"
         out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _run(name: str, root: str | None, changes: list[str]) -> Any:
     """A recipe as it is; a dataset with all its images."""
-    from dataclasses import replace
-
-    from doubly.cli import changed
+    from doubly.cli import changed, with_root
     from doubly.data import DATASETS
     from doubly.methods import Standard
     from doubly.models import SmallCNN
@@ -194,8 +195,8 @@ def _run(name: str, root: str | None, changes: list[str]) -> Any:
         run = Run(Data(DATASETS[name]()), SmallCNN(), Standard())
     else:
         raise UsageError(f"there is no dataset or recipe '{name}'{nearest(name, [*DATASETS, *RECIPES])}")
-    run = changed(run, [f"data.source.{change}" for change in changes])
-    return run if root is None else replace(run, data=replace(run.data, root=root))
+    paths = [change if change.startswith("data.") else f"data.source.{change}" for change in changes]
+    return with_root(changed(run, paths), root)
 
 
 VERBS: dict[str, Callable[[list[str], Console], None]] = {"fetch": fetch, "inspect": inspect, "imbalance": imbalance}

@@ -7,7 +7,8 @@ from doubly.data.digits import Digits
 from doubly.data.folder import ImageFolder
 from doubly.data.gtsrb import GTSRB
 from doubly.data.images import DataSource, Images, Splits
-from doubly.data.imbalance import Balanced, ExponentialImbalance, Imbalance, KeptImages, StepImbalance
+from doubly.data.imbalance import Balanced, ExponentialImbalance, Imbalance, StepImbalance
+from doubly.data.kept import KeptImages
 from doubly.data.mnist import MNIST, FashionMNIST
 from doubly.data.stl10 import STL10
 from doubly.data.svhn import SVHN

@@ -63,6 +63,8 @@ def _pair(arrays: Mapping[str, Any], part: str) -> tuple[NDArray[Any], NDArray[A
         if pixels in arrays and labels in arrays:
             x, y = arrays[pixels], arrays[labels]
             channels_last = x.ndim == 4 and x.shape[3] <= 4 < x.shape[1]
+            if x.ndim == 4 and min(x.shape[1], x.shape[3]) > 4:
+                raise UsageError(f"images have 1 to 4 channels, first or last, got shape {x.shape}")
             return x.transpose(0, 3, 1, 2) if channels_last else x, y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     wanted = " or ".join(f"{x} and {y}" for x, y in NAMES[part])
     raise UsageError(f"it needs {wanted}, and has {', '.join(sorted(arrays))}")

@@ -1,10 +1,12 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): 32x32 colour images, as python batches or as binary batches."""
 
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from doubly.data.files import Files, bytes_of, content, labelled, words
@@ -47,14 +49,14 @@ class CIFAR10:
             classes = content(files.file("batches.meta.txt"), words, "class names")
             parts = [_binary(self._file(files, f"data_batch_{k}.bin", k), 1) for k in range(1, self.batches + 1)]
             test = _binary(files.file("test_batch.bin"), 1)
+        for one, other in combinations([*parts, test], 2):  # binary batches do not say which they are
+            if np.array_equal(one.x, other.x):
+                raise UsageError(f"{one.path} and {other.path} hold the same images: put both in again")
         return files.splits(_joined(parts, classes), _joined([test], classes))
 
     def _file(self, files: Files, name: str, number: int) -> Path:
-        fewer = (
-            f"fetch it with `doubly data fetch cifar10`, or read only the first {number - 1} with "
-            f"--data.source.batches {number - 1}"
-        )
-        return files.file(name, remedy=fewer if number > 1 else "")
+        fewer = f"read only the first {number - 1} with --data.source.batches {number - 1}"
+        return files.file(name, remedy=fewer) if number > 1 else files.file(name)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ def _python(path: Path, labels: str, expected: str) -> _Part:
     said = batch.get("batch_label", expected.encode())
     said = said.decode("latin1") if isinstance(said, bytes) else said
     if not isinstance(said, str) or said != expected:
-        raise UsageError(f"{path} says of itself '{said}', expected is '{expected}': give each file its own name again")
+        raise UsageError(
+            f"{path} says of itself {said!r:.60}, expected is '{expected}': give each file its own name again"
+        )
     x, y = batch.get("data"), batch.get(labels)
     if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[1] != PIXELS or not isinstance(y, list):
         raise UsageError(
@@ -106,7 +110,5 @@ def _binary(path: Path, label_bytes: int) -> _Part:
 
 
 def _joined(parts: list[_Part], classes: list[str]) -> Images:
-    for part in parts:
-        labelled(part.path, part.x.reshape(-1, 3, 32, 32), part.y, classes)  # a complaint names the file
-    x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
-    return Images.of(x.reshape(-1, 3, 32, 32), y, classes)
+    sets = [labelled(part.path, part.x.reshape(-1, 3, 32, 32), part.y, classes) for part in parts]
+    return Images(torch.cat([images.x[:] for images in sets]), torch.cat([images.y for images in sets]), tuple(classes))

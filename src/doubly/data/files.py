@@ -34,15 +34,18 @@ class Files:
 
     def has(self, *names: str, kind: Callable[[Path], bool] = Path.is_file) -> Path | None:
         """The first file of these names, in the first place that has one."""
-        candidates = (self.root / place / name for place in (*self.places, ".") for name in names)
+        places = self.places if self.read else (*self.places, ".")
+        candidates = (self.root / place / name for place in places for name in names)
         return next((path for path in candidates if kind(path)), None)
 
-    def file(self, *names: str, remedy: str = "", kind: Callable[[Path], bool] = Path.is_file) -> Path:
+    def file(self, *names: str, remedy: str = "put it there", kind: Callable[[Path], bool] = Path.is_file) -> Path:
         path = self.has(*names, kind=kind)
+        if path is not None and not self.read:  # the rest of the set is where its first file is
+            self.places = tuple(place for place in (*self.places, ".") if self.root / place in path.parents)[:1]
         if path is None:
-            fetch = f"fetch it with `doubly data fetch {self.dataset} --data-root {self.root}`, or put it there"
             raise UsageError(
-                f"{self.dataset} needs {names[0]} in {self.root / self.places[0]}, and it is missing: {remedy or fetch}"
+                f"{self.dataset} needs {names[0]} in {self.root / self.places[0]}, and it is missing: fetch it with "
+                f"`doubly data fetch {self.dataset} --data-root {self.root}`, or {remedy}"
             )
         self.read.append(path)
         return path
@@ -54,10 +57,13 @@ class Files:
         """With a line on what makes these files other than the published ones, if anything does."""
         published = PUBLISHED[self.dataset]
         digests = {path: md5(path) for path in self.read if path.name in published.md5}
-        names = {digest: name for name, digest in published.md5.items()}
+        owners = {digest: (other.name, name) for other in PUBLISHED.values() for name, digest in other.md5.items()}
         for path, digest in digests.items():
-            if names.get(digest, path.name) != path.name:
-                raise UsageError(f"{path} holds the published {names[digest]}: give each file its own name again")
+            owner, name = owners.get(digest, (self.dataset, path.name))
+            if (owner, name) != (self.dataset, path.name):
+                raise UsageError(
+                    f"{path} holds {owner}'s published {name}: give each file its place and its own name again"
+                )
         if train.x.shape == test.x.shape and torch.equal(train.x[:], test.x[:]):
             raise UsageError(f"{self.dataset}: train and test hold the same images: put the two files in again")
         said = [

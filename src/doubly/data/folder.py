@@ -1,11 +1,10 @@
 """Your own images: one directory per class, any size and format."""
 
-import os
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,24 +62,33 @@ class ImageFolder:
         return Splits(self._images(*listed), self._images(*tested))
 
     def _images(self, files: list[Path], y: Tensor, classes: tuple[str, ...]) -> Images:
-        needed = len(files) * decoded(files[0], self.size, self.fit).size
+        shape = decoded(files[0], self.size, self.fit).shape
         chunks = decoded_all(files, self.size, self.fit)
-        if needed <= (_free_memory() / 2 if self.memory is None else self.memory * 2**30):
-            return Images(torch.from_numpy(np.concatenate(list(chunks))), y, classes)
+        if len(files) * math.prod(shape) <= (_free_memory() / 2 if self.memory is None else self.memory * 2**30):
+            x = torch.empty(len(files), *shape, dtype=torch.uint8)
+            filled = 0
+            for chunk in chunks:
+                x[filled : filled + len(chunk)] = torch.from_numpy(chunk)
+                filled += len(chunk)
+            return Images(x, y, classes)
         stats = ((str(path.resolve()), path.stat()) for path in files)
         name = key((self.size, self.fit, *((where, stat.st_size, stat.st_mtime_ns) for where, stat in stats)))
         return Images(mapped(data_folder() / "shards" / name, chunks, len(files)), y, classes)
 
 
 def _part(place: Path, names: Sequence[str]) -> Path | None:
-    return next((place / name for name in names if (place / name).is_dir()), None)
+    """The first folder of these names, however capitalised."""
+    found = {path.name.lower(): path for path in sorted(place.iterdir()) if path.is_dir()}
+    return next((found[name] for name in names if name in found), None)
 
 
 def _listed(place: Path) -> tuple[list[Path], Tensor, tuple[str, ...]]:
     """(files, labels, classes), in the order of their names."""
     classes = sorted(p.name for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if classes and set(classes) <= {*TRAIN, *TEST}:
-        raise UsageError(f"{place} holds {', '.join(classes)}, which are no classes: name the parts train and test")
+    splits = [name for name in classes if name.lower() in {*TRAIN, *TEST}]
+    # A class may be called train, among bus and tram; but then it holds images, not folders of them.
+    if splits and (len(splits) == len(classes) or any(p.is_dir() for name in splits for p in (place / name).iterdir())):
+        raise UsageError(f"{place} holds {', '.join(splits)}, which is no class: name the parts train and test")
     if len(classes) < 2:
         raise UsageError(
             f"{place} needs a directory for each of two or more classes, it has {len(classes)}: one directory per class"
@@ -107,8 +115,9 @@ def _image_files(place: Path) -> Iterator[Path]:
 
 
 def _free_memory() -> float:
-    """In bytes; a cautious guess where the system does not tell."""
+    """In bytes, with what the system would give back; a cautious guess where it does not tell."""
     try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
         return 4.0 * 2**30

@@ -5,7 +5,7 @@ Training images come as tracks, about 30 frames of one sign; a hold-out keeps th
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,7 +95,7 @@ class GTSRB:
         x = np.concatenate(list(decoded_all([row.path for row in rows], self.size, "stretch")))
         images = labelled(rows[0].path.parent, x, [row.label for row in rows], CLASSES)
         groups = torch.tensor([row.track for row in rows]) if tracked else None
-        return Images(images.x, images.y, images.classes, images.ids, groups)
+        return replace(images, groups=groups)
 
 
 def _original_train(folder: Path) -> list[_Row]:

@@ -120,6 +120,14 @@ class Images:
         digest.update(self.y.cpu().numpy().tobytes())
         return digest.hexdigest()
 
+    def fingerprint(self) -> str:
+        """Of labels, ids and some of the pixels: enough to tell another set, and quick on one of any size."""
+        rows = torch.linspace(0, len(self) - 1, min(len(self), 2048), dtype=torch.float64).long()
+        digest = hashlib.sha256(repr((tuple(self.x.shape), self.classes)).encode())
+        for part in (self.y, self.ids, self.taken(rows.to(self.y.device))):
+            digest.update(part.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
     def _chunks(self) -> Iterator[Tensor]:
         """About a million pixels at a time: a float64 copy of a whole uint8 set would take eight times its memory."""
         rows = max(1, 2**20 // self.x.shape[1:].numel())

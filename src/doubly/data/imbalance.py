@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from doubly.data.holdout import rank_within_class
 from doubly.errors import UsageError
-from doubly.rundir import read_json
 from doubly.seeding import generator
 
 
@@ -70,41 +68,6 @@ class ExponentialImbalance:
         last = max(1, classes - 1)
         quotas = [_part(count, self.ratio ** ((last - k) / last)) for k, count in enumerate(_counts(y, classes))]
         return _draw(y, quotas, self.seed)
-
-
-@dataclass(frozen=True)
-class KeptImages:
-    """The images that a file names: an imbalanced set that one can share; `doubly data imbalance` writes it."""
-
-    file: str = "kept.json"
-    """JSON: under `kept`, for each class in order, the ids of the images that stay; under `n`, the size of the set"""
-
-    def keep(self, y: Tensor, classes: int, ids: Tensor | None = None) -> Tensor:
-        if not Path(self.file).is_file():
-            raise UsageError(f"there is no file {self.file} of kept images: write it with `doubly data imbalance NAME`")
-        stated = read_json(Path(self.file))
-        kept, whole = (stated.get("kept"), stated.get("n")) if isinstance(stated, dict) else (None, None)
-        if (
-            not isinstance(kept, dict)
-            or type(whole) is not int
-            or not all(
-                type(part) is list and all(type(k) is int and 0 <= k < whole for k in part) for part in kept.values()
-            )
-        ):
-            raise UsageError(f"{self.file} names no kept images: write it with `doubly data imbalance NAME`")
-        quotas = [torch.tensor(part, dtype=torch.int64) for part in kept.values()]
-        positions = (torch.arange(len(y)) if ids is None else ids).cpu()
-        wanted = [torch.isin(positions, part) for part in quotas]
-        if (
-            len(quotas) != classes
-            or (len(y) and int(positions.max()) >= whole)
-            or any((y.cpu()[mask] != label).any() for label, mask in enumerate(wanted))
-        ):
-            raise UsageError(f"{self.file} was made for other data: sizes or classes of its images are not those here")
-        for label, mask in enumerate(wanted):
-            if not mask.any():
-                raise UsageError(f"{self.file} leaves no image of class {label}: raise the ratio or hold out less")
-        return torch.stack(wanted).any(0).nonzero().squeeze(1)
 
 
 def _check(ratio: float) -> None:

@@ -96,9 +96,12 @@ def _write(folder: Path, chunks: Iterable[NDArray[np.uint8]]) -> None:
     try:
         _write_shards(unfinished, chunks)
         unfinished.rename(folder)
-    except OSError:
+    except OSError as problem:
         if not folder.is_dir():  # else another process has built it meanwhile
-            raise
+            raise UsageError(
+                f"{folder.parent} has no room for the images as bytes, or cannot be written ({problem}): make room, or "
+                "name another folder in $DOUBLY_CACHE"
+            ) from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     for left in folder.parent.glob(f".{folder.name}.*"):  # by one that was killed; one that still works is not needed

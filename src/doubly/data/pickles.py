@@ -7,35 +7,55 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from doubly.errors import UsageError
 
 
-def read_batch(path: Path) -> dict[str, Any]:
-    """The dictionary of a batch: byte strings, lists of them or of integers, and uint8 arrays."""
+class _Array:
+    """What is known of an array: the state that numpy would have set."""
 
-    class Array:
-        state: Any = None
+    state: Any = None
 
-        def __setstate__(self, state: Any) -> None:
-            self.state = state
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
-    class Dtype:
-        def __init__(self, code: Any = None, *_: Any) -> None:
-            self.code = code
+    def value(self) -> NDArray[np.uint8]:
+        _, shape, dtype, fortran, raw = self.state
+        if not isinstance(dtype, _Dtype) or dtype.code not in (b"u1", "u1"):
+            raise ValueError("an array in it is not of bytes")
+        return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
-        def __setstate__(self, state: Any) -> None:
-            pass  # byte order and the like: one byte has none
+
+class _Dtype:
+    def __init__(self, code: Any = None, *_: Any) -> None:
+        self.code = code
+
+    def __setstate__(self, state: Any) -> None:
+        pass  # byte order and the like: one byte has none
+
+
+def _stand_ins() -> dict[tuple[str, str], Any]:
+    """Made anew for each file: a pickle can set attributes of what it names."""
+
+    class Array(_Array): ...
+
+    class Dtype(_Dtype): ...
 
     def reconstruct(*_: Any) -> Array:
         return Array()
 
-    stand_ins: dict[tuple[str, str], Any] = {
+    return {
         ("numpy", "ndarray"): Array,
         ("numpy", "dtype"): Dtype,
         ("numpy.core.multiarray", "_reconstruct"): reconstruct,
         ("numpy._core.multiarray", "_reconstruct"): reconstruct,  # its name where numpy 2 has written the file
-    }  # made anew for each file: a pickle can set attributes of what it names
+    }
+
+
+def read_batch(path: Path) -> dict[str, Any]:
+    """The dictionary of a batch: byte strings, lists of them or of integers, and uint8 arrays."""
+    stand_ins = _stand_ins()
 
     class Batch(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
@@ -47,20 +67,11 @@ def read_batch(path: Path) -> dict[str, Any]:
                 )
             return stand_ins[module, name]
 
-    def value(found: Any) -> Any:
-        if not isinstance(found, Array):
-            return found
-        _, shape, dtype, fortran, raw = found.state
-        if not isinstance(dtype, Dtype) or dtype.code not in (b"u1", "u1"):
-            raise ValueError("an array in it is not of bytes")
-        pixels = np.frombuffer(raw, np.uint8)
-        return pixels.reshape(shape, order="F" if fortran else "C")
-
     with path.open("rb") as file:
         found = Batch(file, encoding="bytes").load()
     if not isinstance(found, dict):
         raise ValueError("it holds no dictionary")
-    return {_text(key): value(item) for key, item in found.items()}
+    return {_text(key): item.value() if isinstance(item, _Array) else item for key, item in found.items()}
 
 
 def _text(word: Any) -> str:

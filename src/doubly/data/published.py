@@ -70,6 +70,7 @@ PUBLISHED: dict[str, Published] = {
             "data_batch_4": "634d18415352ddfa80567beed471001a",
             "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
             "test_batch": "40351d587109b95175f43aff81a1287e",
+            "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
         },
     ),
     "cifar100": Published(
@@ -81,7 +82,11 @@ PUBLISHED: dict[str, Published] = {
                 f"{_TORONTO}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", unpacked="cifar-100-python"
             ),
         ),
-        {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        {
+            "train": "16019d7e3df5f24257cddd939b257f8d",
+            "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+            "meta": "7973b15100ade9c7d40fb424638fde48",
+        },
     ),
     "svhn": Published("svhn", 73_257, 26_032, _plain(_SVHN, _SVHN_MD5, "svhn"), _SVHN_MD5),
     "stl10": Published(

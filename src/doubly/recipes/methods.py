@@ -50,6 +50,7 @@ def methods(
         "wmmr": WMMR(attack()),
         "mail": MAIL(near),
         "mail_trades": MAIL(near, "trades", slope=2.0, bias=0.0, attack_on="kl"),
+        "mail_mart": MAIL(near, "mart"),
         "trades": TRADES(near),
         "mart": MART(near),
         "awp": AWP(AT(attack())),

@@ -25,6 +25,7 @@ from doubly.data import (
     StepImbalance,
     Unchanged,
 )
+from doubly.data.published import PUBLISHED
 from doubly.methods import DONE
 from doubly.models import NarrowResNet, ResNet18
 from doubly.recipes.methods import FAST, FAST_EPOCHS, methods
@@ -38,6 +39,7 @@ from doubly.types import Method
 class Small:
     """At most eight minutes of training on two cores; epsilon and the ratio are such that AT's tail is not at zero."""
 
+    images: int  # at most; `cifar10.small` reads the first two batches instead
     epochs: int
     epsilon: float
     ratio: float
@@ -52,8 +54,6 @@ class Setting:
     """What a dataset has of its own."""
 
     source: DataSource
-    images: int  # in training, for CFOL's pace
-    small_source: DataSource
     small: Small
     augment: Augmentation
     peak: float = 0.2
@@ -61,14 +61,14 @@ class Setting:
 
 
 SETTINGS = {
-    "cifar10": Setting(CIFAR10(), 50_000, CIFAR10(batches=2), Small(8, 4 / 255, 0.5), PadCropFlip()),
+    "cifar10": Setting(CIFAR10(), Small(20_000, 8, 4 / 255, 0.5), PadCropFlip()),
     "svhn": Setting(
-        SVHN(), 73_257, SVHN(), Small(35, 4 / 255, 0.5, batch=32, peak=0.05), Unchanged(), peak=0.05, warm_up=5 / 60
+        SVHN(), Small(3_000, 35, 4 / 255, 0.5, batch=32, peak=0.05), Unchanged(), peak=0.05, warm_up=5 / 60
     ),
-    "stl10": Setting(STL10(), 5_000, STL10(), Small(40, 2 / 255, 0.5, batch=32, width=8), PadCropFlip()),
-    "gtsrb": Setting(GTSRB(), 39_209, GTSRB(), Small(60, 4 / 255, 0.5, batch=32), PadCropFlip(flip=False)),
+    "stl10": Setting(STL10(), Small(350, 40, 2 / 255, 0.5, batch=32, width=8), PadCropFlip()),
+    "gtsrb": Setting(GTSRB(), Small(1_307, 60, 4 / 255, 0.5, batch=32), PadCropFlip(flip=False)),
 }
-VARIANTS = {"at_031": (0.031, 0.007)}  # epsilon and step of AT in TRADES' and GAIRAT's code
+VARIANTS = {"at_031": (0.031, 0.007)}  # epsilon and step in training of AT in the code of TRADES and GAIRAT
 
 
 @cache  # all of them are made at once, and asked for one by one
@@ -87,14 +87,14 @@ def _methods(epsilon: float, step: float, steps: int, done: DONE, images: int) -
 def paper_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
     setting = SETTINGS[dataset]
     epsilon, step = VARIANTS.get(method, (8 / 255, 2 / 255))
-    known = _methods(epsilon, step, 10, DONE(mean_weight_limit=10.0), setting.images)
+    known = _methods(epsilon, step, 10, DONE(mean_weight_limit=10.0), PUBLISHED[dataset].train)
     return Run(
         name=f"{dataset}.{'imbalanced.' if imbalanced else ''}{method}",
         data=Data(setting.source, StepImbalance(0.2) if imbalanced else Balanced(), augment=setting.augment),
         model=ResNet18(),
         method=known["at" if method in VARIANTS else method],
         optimiser=SGD(lr=Cyclic(setting.peak)),
-        probe=Probe(attack=PGD(LinfBall(epsilon), 20, SignStep(step if method in VARIANTS else 2 / 255))),
+        probe=Probe(attack=PGD(LinfBall(8 / 255), 20, SignStep(2 / 255))),
         epochs=FAST_EPOCHS if method in FAST else 60,
         warm_up=setting.warm_up,
     )
@@ -105,20 +105,21 @@ def small_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
     small = setting.small
     step = small.epsilon * 2 / small.steps  # two radii in all, so that the attack can cross its ball
     done = DONE(cap=5.0, damping=100.0, implicit="first_order")
-    known = _methods(small.epsilon, step, small.steps, done, 10_000)
+    known = _methods(small.epsilon, step, small.steps, done, small.images)
     run = paper_recipe(dataset, method, imbalanced)
     return replace(
         run,
         name=f"{dataset}.{'imbalanced.' if imbalanced else ''}small.{method}",
         data=replace(
             run.data,
-            source=setting.small_source,
+            source=CIFAR10(batches=2) if dataset == "cifar10" else setting.source,
+            train_images=None if dataset == "cifar10" else small.images,
             imbalance=StepImbalance(small.ratio) if imbalanced else Balanced(),
         ),
         model=NarrowResNet(small.width, 1),
         method=known[method],
         optimiser=SGD(lr=Cyclic(small.peak)),
         probe=Probe(every=10, attack=PGD(LinfBall(small.epsilon), 20, SignStep(small.epsilon / 4))),
-        epochs=small.epochs,
+        epochs=round(small.epochs * FAST_EPOCHS / 60) if method in FAST else small.epochs,
         batch=small.batch,
     )

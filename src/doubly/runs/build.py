@@ -1,7 +1,7 @@
 """From a Run to the things it names: images, network, device. The only place that chooses a device."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 
 from doubly.attacks import attacked, evaluating
 from doubly.checks import check_scores
-from doubly.data import Images, Splits
+from doubly.data import Images, KeptImages, Splits
 from doubly.data.holdout import first_of_each, holdout, probe
 from doubly.errors import UsageError
 from doubly.runs.config import Run
@@ -39,19 +39,29 @@ def chosen_device(name: str) -> torch.device:
 
 
 def load_splits(run: Run) -> Splits:
+    """The source's images, or as many of them as the run asks for; what was left out is noted."""
     splits = run.data.source.load(Path(run.data.root) if run.data.root is not None else None)
-    if run.data.test_per_class is None:
-        return splits
-    return replace(splits, test=splits.test.subset(first_of_each(splits.test.y, run.data.test_per_class)))
+    train, test, said = splits.train, splits.test, [splits.note] if splits.note else []
+    if run.data.train_images is not None and run.data.train_images < len(train):
+        said.append(f"trained on {run.data.train_images:,} of {len(train):,} images, in the proportions of the classes")
+        train = train.subset(probe(train.y, run.data.train_images, seed=0))
+    if run.data.test_per_class is not None:
+        first = first_of_each(test.y, run.data.test_per_class)
+        said.append(f"tested on the first {run.data.test_per_class:,} images of each class, {len(first):,} in all")
+        test = test.subset(first)
+    return Splits(train, test, "; ".join(said))
 
 
 def prepare(run: Run, splits: Splits, device: torch.device) -> Prepared:
     """Hold out, thin out, and pick the probe."""
     train, measured = splits.train, splits.test
+    if isinstance(run.data.imbalance, KeptImages):
+        run.data.imbalance.check(train)
     if run.data.holdout > 0:
         kept, held = holdout(train.y, run.data.holdout, run.data.split, train.groups)
         train, measured = train.subset(kept), train.subset(held)
-    train = train.subset(run.data.imbalance.keep(train.y, len(train.classes), train.ids))
+    kept = run.data.imbalance.keep(train.y, len(train.classes), train.ids)
+    train = train.subset(kept) if len(kept) < len(train) else train
     measured = measured.subset(probe(measured.y, run.probe.size, run.data.split))
     return Prepared(train.to(device), measured.to(device), run.data.holdout > 0)
 

@@ -24,6 +24,8 @@ class Data:
     """share of the training images held out, class by class and before any imbalance, to choose by; 0 trains on all"""
     split: int = 0
     """which images are held out; the same for every seed and method"""
+    train_images: int | None = None
+    """train on so many images at most, in the proportions of the classes and always the same; none takes all"""
     test_per_class: int | None = None
     """test on the first so many images of each class only; 1500 on SVHN mirrors the paper's confusion matrices (A20)"""
     augment: Augmentation = field(default_factory=Unchanged)
@@ -34,8 +36,10 @@ class Data:
     def __post_init__(self) -> None:
         if not 0 <= self.holdout < 1:
             raise UsageError(f"holdout is a share in [0, 1), got {self.holdout}")
-        if self.test_per_class is not None and self.test_per_class < 1:
-            raise UsageError(f"test_per_class is at least 1, or none for all test images, got {self.test_per_class}")
+        for name in ("train_images", "test_per_class"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is at least 1, or none for all images, got {value}")
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,14 @@ def evaluate_run(
     own: OwnModel | None = None,
     device: str = "auto",
     done: Callable[[int], None] = lambda count: None,
+    root: str | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run directory on its test images with its own protocol, and write evaluation.json and .npz into it."""
+    """Evaluate a run directory on its test images with its own protocol, and write evaluation.json and .npz into it.
+
+    `root`: where the dataset's files are, if not where they were in training.
+    """
     run, rundir = load_run(path), RunDir(path)
+    run = run if root is None else replace(run, data=replace(run.data, root=root))
     model, info = _trained(path, which, own)
     model.to(chosen_device(device))
     splits = load_splits(run)

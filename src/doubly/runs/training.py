@@ -3,6 +3,7 @@
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ class Training:
         state = run.method.init(images.train.counts())
         average = copy.deepcopy(model).requires_grad_(False) if run.average is not None else None
         return Training(run, model, images, device, optimizer, channels_last, average, state)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.images.train.fingerprint()
 
     @property
     def evaluated(self) -> nn.Module:
@@ -118,6 +123,7 @@ class Training:
             "peak": self.peak,
             "channels": self.images.train.x.shape[1],
             "classes": list(self.images.train.classes),
+            "data": self.fingerprint,
             "choices": {"channels_last": self.channels_last, "threads": torch.get_num_threads()},
         }
         return tensors, info
@@ -133,6 +139,8 @@ class Training:
 
     def _restore(self, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], path: Path) -> None:
         choices = info["choices"]
+        if info.get("data", self.fingerprint) != self.fingerprint:
+            raise UsageError(f"{path} was trained on other images than those here: resume it with the same data")
         torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
         self.channels_last = choices["channels_last"]
         for network, group in ((self.model, "model"), (self.average, "average")):
