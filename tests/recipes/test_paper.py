@@ -90,7 +90,7 @@ def test_a_small_recipe_is_its_sibling_with_less_of_everything(method):
 
 def less_of_everything(name):
     run, small = recipe(name), SETTINGS[name.partition(".")[0]].small
-    assert run.model == NarrowResNet(small.width, 1) and run.batch == small.batch
+    assert run.model == NarrowResNet(small.width, 1) and (run.batch, run.warm_up) == (small.batch, small.warm_up)
     fast = name.rpartition(".")[2] in (*FAST, "n_fgsm")
     assert run.epochs == (round(small.epochs * 25 / 60) if fast else small.epochs)
     assert run.data.train_images == (None if run.data.source == CIFAR10(2) else small.images)

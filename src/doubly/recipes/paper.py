@@ -45,8 +45,9 @@ class Small:
     ratio: float
     batch: int = 128
     peak: float = 0.1
-    steps: int = 5
+    steps: int = 3
     width: int = 16
+    warm_up: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,12 @@ class Setting:
 
 
 SETTINGS = {
-    "cifar10": Setting(CIFAR10(), Small(20_000, 8, 4 / 255, 0.5), PadCropFlip()),
+    "cifar10": Setting(CIFAR10(), Small(20_000, 10, 2 / 255, 0.5, batch=64), PadCropFlip()),
     "svhn": Setting(
-        SVHN(), Small(3_000, 35, 4 / 255, 0.5, batch=32, peak=0.05), Unchanged(), peak=0.05, warm_up=5 / 60
+        SVHN(), Small(3_000, 20, 2 / 255, 0.5, batch=32, steps=5, warm_up=0.5), Unchanged(), peak=0.05, warm_up=5 / 60
     ),
-    "stl10": Setting(STL10(), Small(350, 40, 2 / 255, 0.5, batch=32, width=8), PadCropFlip()),
-    "gtsrb": Setting(GTSRB(), Small(1_307, 60, 4 / 255, 0.5, batch=32), PadCropFlip(flip=False)),
+    "stl10": Setting(STL10(), Small(350, 40, 1 / 255, 0.7, batch=16, peak=0.05, width=8), PadCropFlip()),
+    "gtsrb": Setting(GTSRB(), Small(1_307, 60, 2 / 255, 0.5, batch=16, warm_up=0.5), PadCropFlip(flip=False)),
 }
 VARIANTS = {"at_031": (0.031, 0.007)}  # epsilon and step in training of AT in the code of TRADES and GAIRAT
 
@@ -122,4 +123,5 @@ def small_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
         probe=Probe(every=10, attack=PGD(LinfBall(small.epsilon), 20, SignStep(small.epsilon / 4))),
         epochs=round(small.epochs * FAST_EPOCHS / 60) if method in FAST else small.epochs,
         batch=small.batch,
+        warm_up=small.warm_up,
     )
