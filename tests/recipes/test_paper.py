@@ -93,7 +93,7 @@ def less_of_everything(name):
     assert run.model == NarrowResNet(small.width, 1) and (run.batch, run.warm_up) == (small.batch, small.warm_up)
     fast = name.rpartition(".")[2] in (*FAST, "n_fgsm")
     assert run.epochs == (round(small.epochs * 25 / 60) if fast else small.epochs)
-    assert run.data.train_images == (None if run.data.source == CIFAR10(2) else small.images)
+    assert run.data.train_images == small.images
     assert run.probe.attack == PGD(LinfBall(small.epsilon), 20, SignStep(small.epsilon / 4))
     method = attacked(run)
     if not isinstance(method, Standard):

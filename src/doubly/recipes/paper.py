@@ -39,7 +39,7 @@ from doubly.types import Method
 class Small:
     """At most eight minutes of training on two cores; epsilon and the ratio are such that AT's tail is not at zero."""
 
-    images: int  # at most; `cifar10.small` reads the first two batches instead
+    images: int  # at most
     epochs: int
     epsilon: float
     ratio: float
@@ -62,7 +62,7 @@ class Setting:
 
 
 SETTINGS = {
-    "cifar10": Setting(CIFAR10(), Small(20_000, 10, 2 / 255, 0.5, batch=64), PadCropFlip()),
+    "cifar10": Setting(CIFAR10(), Small(16_000, 8, 2 / 255, 0.7, batch=64), PadCropFlip()),
     "svhn": Setting(
         SVHN(), Small(3_000, 20, 2 / 255, 0.5, batch=32, steps=5, warm_up=0.5), Unchanged(), peak=0.05, warm_up=5 / 60
     ),
@@ -114,7 +114,7 @@ def small_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
         data=replace(
             run.data,
             source=CIFAR10(batches=2) if dataset == "cifar10" else setting.source,
-            train_images=None if dataset == "cifar10" else small.images,
+            train_images=small.images,
             imbalance=StepImbalance(small.ratio) if imbalanced else Balanced(),
         ),
         model=NarrowResNet(small.width, 1),
