@@ -124,7 +124,7 @@ def test_a_number_outside_what_is_allowed(here, tmp_path, words, said):
     ("words", "said"),
     [
         (["train", "digits.imbalanced.don_pgd"], "did you mean 'digits.imbalanced.done_pgd'?"),
-        (["train", "imagenet"], "there is no recipe 'imagenet': valid are digits.at"),
+        (["train", "imagenet"], "there is no recipe 'imagenet': there are"),
         (["train", "--output", "x"], "name a recipe"),
         (["train", "--resume", "--output", "x"], "x is no run directory"),
         (["train", "digits.at", "--config", "x.json"], "not both"),

@@ -66,7 +66,7 @@ SETTINGS = {
     "svhn": Setting(
         SVHN(), Small(3_000, 20, 2 / 255, 0.5, batch=32, steps=5, warm_up=0.5), Unchanged(), peak=0.05, warm_up=5 / 60
     ),
-    "stl10": Setting(STL10(), Small(350, 40, 1 / 255, 0.7, batch=16, peak=0.05, width=8), PadCropFlip()),
+    "stl10": Setting(STL10(), Small(700, 40, 1 / 255, 0.7, batch=16, peak=0.05, width=8), PadCropFlip()),
     "gtsrb": Setting(GTSRB(), Small(1_307, 60, 2 / 255, 0.5, batch=16, warm_up=0.5), PadCropFlip(flip=False)),
 }
 VARIANTS = {"at_031": (0.031, 0.007)}  # epsilon and step in training of AT in the code of TRADES and GAIRAT

@@ -42,9 +42,10 @@ def load_splits(run: Run) -> Splits:
     """The source's images, or as many of them as the run asks for; what was left out is noted."""
     splits = run.data.source.load(Path(run.data.root) if run.data.root is not None else None)
     train, test, said = splits.train, splits.test, [splits.note] if splits.note else []
-    if run.data.train_images is not None and run.data.train_images < len(train):
-        said.append(f"trained on {run.data.train_images:,} of {len(train):,} images, in the proportions of the classes")
-        train = train.subset(probe(train.y, run.data.train_images, seed=0))
+    most = None if isinstance(run.data.imbalance, KeptImages) else run.data.train_images
+    if most is not None and most < len(train):
+        said.append(f"trained on {most:,} of {len(train):,} images, in the proportions of the classes")
+        train = train.subset(probe(train.y, most, seed=0))
     if run.data.test_per_class is not None:
         first = first_of_each(test.y, run.data.test_per_class)
         said.append(f"tested on the first {run.data.test_per_class:,} images of each class, {len(first):,} in all")

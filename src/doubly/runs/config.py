@@ -25,7 +25,8 @@ class Data:
     split: int = 0
     """which images are held out; the same for every seed and method"""
     train_images: int | None = None
-    """train on so many images at most, in the proportions of the classes and always the same; none takes all"""
+    """train on so many images at most, in the proportions of the classes and always the same; none takes all, and
+    a file of kept images (imbalance.kept) names its own"""
     test_per_class: int | None = None
     """test on the first so many images of each class only; 1500 on SVHN mirrors the paper's confusion matrices (A20)"""
     augment: Augmentation = field(default_factory=Unchanged)

@@ -95,6 +95,8 @@ def nearest(word: str, valid: Any) -> str:
     close = difflib.get_close_matches(word, list(valid), 1, 0.5)
     if close:
         return f": did you mean '{close[0]}'?"
+    if len(valid) > 60:
+        return f": there are {len(valid)}, and `doubly list` shows them"
     return f": valid are {', '.join(sorted(valid))}" if valid else ""
 
 
