@@ -4,7 +4,7 @@ The paper's numbers: ResNet-18, 60 epochs (25 in the fast setting), batch 128, c
 epsilon 8/255, K = 10 steps of 2/255, r = 10, 1, 0.1. Where it is silent, methods.md decides: augmentation A27,
 imbalance A18 and A19, DONE's weights literal but for a bound on their mean over a batch (A4). SVHN alone has a lower
 peak and an epsilon warm-up (A25), since at 0.2 networks collapse to its most frequent digit; the literal value is
-`--optimiser.lr.peak 0.2 --warm_up 0`. The small ones are chosen so that their numbers measure something, not to look
+`--optimiser.lr.peak 0.2 --warm-up 0`. The small ones are chosen so that their numbers measure something, not to look
 good: see `Small`.
 """
 
