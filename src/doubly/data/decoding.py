@@ -4,13 +4,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from doubly.data.files import content
 from doubly.errors import UsageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif"}
 Fit = Literal["crop", "stretch"]
@@ -21,12 +24,7 @@ def decoded(path: Path, size: int | None, fit: Fit) -> NDArray[np.uint8]:
     from PIL import Image, ImageOps
 
     def read(path: Path) -> NDArray[np.uint8]:
-        with Image.open(path) as file:
-            if file.mode.startswith(("I", "F")):
-                raise UsageError(f"{path} has more than 8 bits per pixel (mode {file.mode}): save it with 8")
-            most = Image.MAX_IMAGE_PIXELS
-            if most is not None and file.width * file.height > most:
-                raise UsageError(f"{path} has more than {most:,} pixels, and may be made to fill the memory: shrink it")
+        with _opened(path) as file:
             image = ImageOps.exif_transpose(file)
             image = (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
         if size is not None and image.size != (size, size):
@@ -36,11 +34,26 @@ def decoded(path: Path, size: int | None, fit: Fit) -> NDArray[np.uint8]:
             )
         return np.asarray(image).transpose(2, 0, 1)
 
+    found: NDArray[np.uint8] = content(path, read, "an image")
+    return found
+
+
+def _opened(path: Path) -> "Image":
+    """The file, not yet decoded; one that has too many bits or pixels is refused."""
+    from PIL import Image
+
     try:
-        found: NDArray[np.uint8] = content(path, read, "an image", (Image.DecompressionBombError,))
+        file = Image.open(path)
     except Image.DecompressionBombError:
         raise UsageError(f"{path} has far too many pixels, and may be made to fill the memory: shrink it") from None
-    return found
+    most = Image.MAX_IMAGE_PIXELS
+    if file.mode.startswith(("I", "F")):
+        file.close()
+        raise UsageError(f"{path} has more than 8 bits per pixel (mode {file.mode}): save it with 8")
+    if most is not None and file.width * file.height > most:
+        file.close()
+        raise UsageError(f"{path} has more than {most:,} pixels, and may be made to fill the memory: shrink it")
+    return file
 
 
 def decoded_all(paths: Sequence[Path], size: int | None, fit: Fit, chunk: int = 512) -> Iterator[NDArray[np.uint8]]:

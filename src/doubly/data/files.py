@@ -82,8 +82,8 @@ def md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def content(path: Path, read: Callable[[Path], Any], what: str, passing: tuple[type[Exception], ...] = ()) -> Any:
-    """What `read` finds in the file; whatever a broken one makes it raise becomes a sentence, unless `passing`."""
+def content(path: Path, read: Callable[[Path], Any], what: str) -> Any:
+    """What `read` finds in the file; whatever a broken one makes it raise becomes a sentence."""
     try:
         return read(path)
     except UsageError:
@@ -93,8 +93,6 @@ def content(path: Path, read: Callable[[Path], Any], what: str, passing: tuple[t
             raise
         raise _unreadable(path, what, problem) from None
     except Exception as problem:
-        if isinstance(problem, passing):
-            raise
         raise _unreadable(path, what, problem) from None
 
 

@@ -48,6 +48,7 @@ class Small:
     steps: int = 3
     width: int = 16
     warm_up: float = 0.0
+    source: DataSource | None = None  # where less of it can be read than all
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Setting:
 
 
 SETTINGS = {
-    "cifar10": Setting(CIFAR10(), Small(16_000, 8, 2 / 255, 0.7, batch=64), PadCropFlip()),
+    "cifar10": Setting(CIFAR10(), Small(16_000, 8, 2 / 255, 0.7, batch=64, source=CIFAR10(batches=2)), PadCropFlip()),
     "svhn": Setting(
         SVHN(), Small(3_000, 20, 2 / 255, 0.5, batch=32, steps=5, warm_up=0.5), Unchanged(), peak=0.05, warm_up=5 / 60
     ),
@@ -113,7 +114,7 @@ def small_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
         name=f"{dataset}.{'imbalanced.' if imbalanced else ''}small.{method}",
         data=replace(
             run.data,
-            source=CIFAR10(batches=2) if dataset == "cifar10" else setting.source,
+            source=small.source or setting.source,
             train_images=small.images,
             imbalance=StepImbalance(small.ratio) if imbalanced else Balanced(),
         ),
