@@ -1,4 +1,6 @@
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,31 +17,11 @@ from doubly.schedules import Constant, Cyclic, Piecewise
 from doubly.threat import LinfBall
 from doubly.types import Batch, Moment
 
+PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
+network, data = PROBLEMS["knowing_network"], PROBLEMS["labelled_noise"]
+
 K, RADIUS, SIZE = 6, 0.2, 0.05
 MOMENT = Moment(epoch=1, step=4, progress=0.7, seed=9)
-
-
-def network():
-    """Knows the classes somewhat: its attack needs 0 to more than K steps."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        layers = nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4)
-        model = nn.Sequential(nn.Flatten(), *layers).double().train()
-    samples = data(64)
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(25):
-        optimizer.zero_grad()
-        F.cross_entropy(model(samples.x), samples.y).backward()
-        optimizer.step()
-    model.zero_grad()
-    return model
-
-
-def data(count=24):
-    generator = torch.Generator().manual_seed(1)
-    y = torch.arange(count) % 4
-    x = torch.rand(count, 1, 4, 4, generator=generator, dtype=torch.float64)
-    return Batch(0.6 * x + 0.1 * y.view(-1, 1, 1, 1), y, torch.arange(count))
 
 
 def attack(steps=K, **values):

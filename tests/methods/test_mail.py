@@ -1,4 +1,6 @@
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ from doubly.losses import CrossEntropy, LogitMargin, kl_divergence
 from doubly.methods import AT, MAIL, MART, TRADES
 from doubly.threat import LinfBall
 from doubly.types import Batch, Moment
+
+PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
+data, by_batch_statistics = PROBLEMS["plain_noise"], PROBLEMS["by_batch_statistics"]
 
 LATE = Moment(epoch=80, step=4, progress=0.7, seed=9)
 EARLY = LATE._replace(progress=0.5)
@@ -29,18 +34,6 @@ def network():
         model[2].running_mean.normal_()  # so that evaluation and training mode answer differently
         model[4].weight.data *= 5
     return model
-
-
-def data(count=8):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(count, 1, 4, 4, generator=generator, dtype=torch.float64)
-    return Batch(x, torch.randint(4, (count,), generator=generator), torch.arange(count))
-
-
-def by_batch_statistics(model, x):
-    """The network in training mode, remembering nothing."""
-    norm = model[2]
-    return model[4](F.batch_norm(model[1](x.flatten(1)), None, None, norm.weight, norm.bias, True).tanh())
 
 
 def gradients(scalar, model):

@@ -1,8 +1,9 @@
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from doubly.attacks import FGSM, PGD
@@ -11,7 +12,10 @@ from doubly.errors import UsageError
 from doubly.losses import MartLoss
 from doubly.methods import AT, MART
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Moment
+
+PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
+data, by_batch_statistics = PROBLEMS["plain_noise"], PROBLEMS["by_batch_statistics"]
 
 MOMENT = Moment(epoch=1, step=4, progress=0.2, seed=9)
 ATTACK = PGD(LinfBall(0.1), 4, SignStep(0.03), "gaussian")
@@ -24,18 +28,6 @@ def network():
         model = nn.Sequential(nn.Flatten(), *layers).double().train()
         model[4].weight.data *= 5
     return model
-
-
-def data(count=8):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(count, 1, 4, 4, generator=generator, dtype=torch.float64)
-    return Batch(x, torch.randint(4, (count,), generator=generator), torch.arange(count))
-
-
-def by_batch_statistics(model, x):
-    """The network in training mode, remembering nothing."""
-    norm = model[2]
-    return model[4](F.batch_norm(model[1](x.flatten(1)), None, None, norm.weight, norm.bias, True).tanh())
 
 
 def gradients(scalar, model):

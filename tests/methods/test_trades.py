@@ -1,4 +1,6 @@
 import dataclasses
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import LogitMargin
 from doubly.methods import TRADES, Standard
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Moment
+
+PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
+data, by_batch_statistics = PROBLEMS["plain_noise"], PROBLEMS["by_batch_statistics"]
 
 MOMENT = Moment(epoch=1, step=4, progress=0.2, seed=9)
 RADIUS, K, SIZE = 0.1, 4, 0.03
@@ -30,12 +35,6 @@ def network():
     return model
 
 
-def data(count=8):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(count, 1, 4, 4, generator=generator, dtype=torch.float64)
-    return Batch(x, torch.randint(4, (count,), generator=generator), torch.arange(count))
-
-
 def attack(**values):
     return PGD(**{"threat": LinfBall(RADIUS), "steps": K, "rule": SignStep(SIZE), "start": "gaussian", **values})
 
@@ -43,13 +42,6 @@ def attack(**values):
 def divergence(clean, attacked):
     p, q = clean.softmax(1), attacked.softmax(1)
     return (p * (p.log() - q.log())).sum(1)
-
-
-def by_batch_statistics(model, x):
-    """The network in training mode, remembering nothing."""
-    norm = model[2]
-    hidden = F.batch_norm(model[1](x.flatten(1)), None, None, norm.weight, norm.bias, True)
-    return model[4](hidden.tanh())
 
 
 def gradients(scalar, model):
