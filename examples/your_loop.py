@@ -32,5 +32,5 @@ for epoch in range(epochs):
     if epoch % 10 == 9:
         print(f"epoch {epoch + 1}: loss {objective.losses.mean():.3f}, largest weight {objective.weights.max():.2f}")
 
-result = evaluate(model, (x[1400:], y[1400:]), PGD(LinfBall(0.1), steps=20))
-print(f"accuracy {result['sa']:.1%}, under attack {result['ra_pgd']:.1%}, weakest classes {result['ra_tail_30']:.1%}")
+result = evaluate(model, (x[1400:], y[1400:]), LinfBall(0.1))
+print(f"accuracy {result.sa:.1%}, under attack {result.ra_pgd:.1%}, weakest classes {result.ra_tail_30:.1%}")

@@ -10,6 +10,6 @@ images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images / 16).float().reshape(-1, 1, 8, 8), torch.tensor(labels)  # any pixels in [0,1]
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))  # any nn.Module to logits
 train(model, (x[:1400], y[:1400]), DONE(PGD(LinfBall(0.1)), cap=5.0), epochs=30)
-result = evaluate(model, (x[1400:], y[1400:]), PGD(LinfBall(0.1), steps=20))
+result = evaluate(model, (x[1400:], y[1400:]), LinfBall(0.1))
 
-print(f"accuracy {result['sa']:.1%}, under attack {result['ra_pgd']:.1%}, weakest classes {result['ra_tail_30']:.1%}")
+print(f"accuracy {result.sa:.1%}, under attack {result.ra_pgd:.1%}, weakest classes {result.ra_tail_30:.1%}")

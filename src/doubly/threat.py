@@ -62,4 +62,5 @@ class L2Ball:
         return Ball(self.radius, Box(-x, 1 - x))
 
 
+NormBall = LinfBall | L2Ball  # what has a radius that an attack can be judged by
 THREATS: dict[str, type] = {"linf": LinfBall, "l2": L2Ball}

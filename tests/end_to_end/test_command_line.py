@@ -79,7 +79,7 @@ def fractions(value):
     if isinstance(value, dict):
         for key, item in value.items():
             if key in ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30"):
-                yield item
+                yield from item if isinstance(item, list) else [item]
             else:
                 yield from fractions(item)
 
@@ -88,19 +88,22 @@ def test_evaluation_json_has_the_promised_fields_as_fractions(evaluated):
     doubly, done = evaluated
     found = read_json(doubly.folder / "whole" / "evaluation.json")
     promised = {"sa", "ra_pgd", "ra_tail_30", "ra_tail_30_classes", "worst_class", "per_class", "confusion", "n"}
-    assert set(found) == promised | {"ra_margin", "ra_margin_tail_30", "protocol", "schema", "epoch"}
-    values = list(fractions({key: value for key, value in found.items() if key != "protocol"}))
-    assert len(values) == 5 + 1 + 20 and all(0 <= value <= 1 for value in values)
+    margin = {"ra_margin", "ra_margin_tail_30", "ra_margin_tail_30_classes", "worst_class_ra_margin"}
+    further = {"tail", "intervals", "weights", "examples", "trust", "protocol", "schema", "epoch"}
+    assert set(found) == promised | margin | further and found["schema"] == 2
+    shown = promised | margin | {"intervals"}
+    values = list(fractions({key: value for key, value in found.items() if key in shown}))
+    assert len(values) > 40 and all(0 <= value <= 1 for value in values)
     assert set(found["worst_class"]) == {"name", "ra_pgd"} and len(found["ra_tail_30_classes"]) == 3
     names = [str(k) for k in range(10)]
-    assert list(found["per_class"]) == names and all(
-        set(v) == {"n", "sa", "ra_pgd"} for v in found["per_class"].values()
-    )
+    assert list(found["per_class"]) == names
+    assert all(set(row) >= {"n", "sa", "ra_pgd", "ra_pgd_interval"} for row in found["per_class"].values())
     assert sum(row["n"] for row in found["per_class"].values()) == found["n"] == 360
-    assert set(found["confusion"]) == {"clean", "pgd"} and sum(map(sum, found["confusion"]["pgd"])) == 360
+    assert set(found["confusion"]) == {"clean", "pgd", "margin"} and sum(map(sum, found["confusion"]["pgd"])) == 360
+    assert found["trust"]["verdict"] in ("fine", "suspicious") and len(found["trust"]["lines"]) == 11
     assert found["protocol"]["attack"]["threat"]["radius"] == 0.15 and found["protocol"]["split"] == "test"
     assert found["protocol"].keys() >= {"attack", "seed", "chunk", "checkpoint", "data_sha256"}
-    assert f"{100 * found['ra_pgd']:.1f} %" in done.stdout and "RA-Tail-30" in done.stdout
+    assert f"{100 * found['ra_pgd']:.1f} (" in done.stdout and "RA-Tail-30" in done.stdout
 
 
 def test_the_run_directory_holds_what_is_promised(evaluated):

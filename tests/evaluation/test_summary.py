@@ -3,10 +3,15 @@ import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix
 
 from doubly.errors import UsageError
-from doubly.evaluation.summary import distinct, summarise
+from doubly.evaluation.result import EvalResult, distinct
 from doubly.rundir import read_json, write_json
 
 PROTOCOL = {"attack": "PGD", "steps": 20}
+
+
+def summarise(y, names, clean, pgd, protocol, margin=None):
+    answers = {"clean": clean, "pgd": pgd} | ({} if margin is None else {"margin": margin})
+    return EvalResult(y, tuple(names), answers, protocol).summary()
 
 
 def test_the_fields_against_scikit_learn(tmp_path):
@@ -30,7 +35,8 @@ def test_the_fields_against_scikit_learn(tmp_path):
 
 def test_a_class_without_samples_is_null():
     summary = summarise(np.array([0, 0]), ["a", "b"], np.array([0, 1]), np.array([1, 1]), PROTOCOL)
-    assert summary["per_class"]["b"] == {"n": 0, "sa": None, "ra_pgd": None}
+    empty = {"n": 0, "sa": None, "sa_interval": None, "ra_pgd": None, "ra_pgd_interval": None}
+    assert summary["per_class"]["b"] == empty
     assert summary["worst_class"]["name"] == "a"
 
 

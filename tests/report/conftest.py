@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from doubly.evaluation.summary import summarise
+from doubly.evaluation.result import EvalResult
 from doubly.rundir import RunDir, append_metrics, write_json
 
 THREAT, RULE = {"kind": "threat.linf", "radius": 0.15}, {"kind": "step.sign", "size": 0.0375}
@@ -26,7 +26,9 @@ def make_run(tmp_path):
         write_json(path / "config.json", {"kind": "Run", "name": name, "seed": seed, "epochs": epochs, **settings})
         command = ["doubly", "train", name, "--seed", str(seed), "--output", "runs/with space"]
         write_json(path / "environment.json", {"python": "3.11", "torch": "2.13", "commit": "abc", "command": command})
-        write_json(path / "evaluation.json", summarise(y, names, clean, pgd, protocol))
+        write_json(
+            path / "evaluation.json", EvalResult(y, tuple(names), {"clean": clean, "pgd": pgd}, protocol).summary()
+        )
         for epoch in range(epochs):
             grown = 1 - np.exp(-4 * (epoch + 1) / epochs)
             row = {"epoch": epoch, "loss": 2.3 - 1.5 * grown + 0.05 * generator.normal(), "lr": 0.1, "seconds": 2.0}

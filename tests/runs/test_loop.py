@@ -83,8 +83,8 @@ def test_the_seed_decides_every_bit_and_the_global_generator_none(tiny, adversar
 
 def test_training_learns(tiny, adversarial):
     model = tiny.train(tiny.run(adversarial, epochs=10))
-    found = evaluate(model, tiny.splits.test, tiny.attack)
-    assert found["sa"] > 0.9 and found["ra_pgd"] > 0.6
+    found = evaluate(model, tiny.splits.test, attacks=[tiny.attack])
+    assert found.sa > 0.9 and found.ra_pgd > 0.6
 
 
 # --- settings of the optimiser ---------------------------------------------------------------------------------------

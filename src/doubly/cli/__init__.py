@@ -164,54 +164,17 @@ def changed(run: Any, changes: list[str]) -> Any:
 
 
 def evaluate(arguments: list[str]) -> int:
-    """Measure a trained run on its test images: doubly evaluate DIR [--checkpoint best]."""
-    import tyro
+    """Measure a run, or any network: doubly evaluate DIR | --model M:F --weights FILE --data NAME [--autoattack]."""
+    from doubly.cli.evaluate import evaluate as verb
 
-    @dataclass(frozen=True)
-    class Options:
-        """Measure a trained run on its test images; writes evaluation.json and evaluation.npz into it."""
+    return verb(arguments, OUT, ERR)
 
-        directory: Annotated[Path, tyro.conf.Positional]
-        """run directory"""
-        checkpoint: Literal["last", "best"] = "last"
-        """last epoch, or best on the hold-out"""
-        device: str = "auto"
-        """auto, cpu, cuda, …"""
-        model: str | None = None
-        """package.module:function, for a run of your own network"""
-        data_root: str | None = None
-        """folder with the dataset's files, if they are not where they were in training"""
 
-    options = parsed(Options, arguments, "evaluate")
-    from rich.progress import Progress
+def compare(arguments: list[str]) -> int:
+    """Two evaluations of the same images: doubly compare DIR DIR."""
+    from doubly.cli.evaluate import compare as verb
 
-    from doubly.runs import evaluate_run
-    from doubly.runs.own_model import OwnModel
-    from doubly.runs.progress import bar_columns
-
-    own = OwnModel(options.model) if options.model else None
-    with Progress(*bar_columns(), console=ERR, disable=not ERR.is_terminal) as progress:
-        task = progress.add_task("evaluating", total=None)
-        found = evaluate_run(
-            options.directory,
-            options.checkpoint,
-            own,
-            options.device,
-            lambda count: progress.update(task, completed=count),
-            options.data_root,
-        )
-    table = Table("", "n", "SA", "RA-PGD", title=f"{options.directory} ({options.checkpoint} checkpoint)")
-    for name, row in found["per_class"].items():
-        table.add_row(name, str(row["n"]), _percent(row["sa"]), _percent(row["ra_pgd"]))
-    table.add_section()
-    table.add_row("all", str(found["n"]), _percent(found["sa"]), _percent(found["ra_pgd"]), style="bold")
-    table.add_row(f"RA-Tail-30: {', '.join(found['ra_tail_30_classes'])}", "", "", _percent(found["ra_tail_30"]))
-    worst = found["worst_class"]
-    table.add_row(f"worst class: {worst['name']}", "", "", _percent(worst["ra_pgd"]))
-    table.add_row("all, attacked on the logit margin", "", "", _percent(found["ra_margin"]))
-    table.add_row("RA-Tail-30, attacked on the logit margin", "", "", _percent(found["ra_margin_tail_30"]))
-    OUT.print(table)
-    return 0
+    return verb(arguments, OUT)
 
 
 def _percent(fraction: float | None) -> str:
@@ -415,6 +378,7 @@ def data(arguments: list[str]) -> int:
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "evaluate": evaluate,
+    "compare": compare,
     "report": report,
     "search": search,
     "reproduce": reproduce,

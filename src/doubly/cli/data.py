@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from doubly.cli.options import parsed, taken
+from doubly.cli.sources import run_of
 from doubly.errors import UsageError
 
 
@@ -108,7 +109,7 @@ def inspect(arguments: list[str], out: Console) -> None:
     sheet = options.output or Path(f"{options.name}.png")
     if sheet.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{sheet} names no kind of picture: end it in .png")
-    run = _run(options.name, options.data_root, changes)
+    run = run_of(options.name, options.data_root, changes)
     splits = load_splits(run)
     train, test = prepare(run, splits, chosen_device("cpu")).train, splits.test
     table = Table("class", "train", "test", title=options.name)
@@ -167,7 +168,7 @@ def imbalance(arguments: list[str], out: Console) -> None:
     if not options.ratio:
         raise UsageError("give at least one --ratio, as in --ratio 0.1 0.2 0.5")
     kinds = [IMBALANCES[options.profile](ratio, options.seed) for ratio in options.ratio]
-    run = _run(options.name, options.data_root, changes)
+    run = run_of(options.name, options.data_root, changes)
     train = load_splits(run).train
     chosen = [train.subset(kind.keep(train.y, len(train.classes))) for kind in kinds]  # all before any is written
     options.output.mkdir(parents=True, exist_ok=True)
@@ -177,26 +178,6 @@ def imbalance(arguments: list[str], out: Console) -> None:
         counts = " ".join(map(str, kept.counts().tolist()))
         line = f"{path}: {len(kept):,} of {len(train):,} images stay, by class {counts}"
         out.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _run(name: str, root: str | None, changes: list[str]) -> Any:
-    """A recipe as it is; a dataset with all its images."""
-    from doubly.cli import changed, with_root
-    from doubly.data import DATASETS
-    from doubly.methods import Standard
-    from doubly.models import SmallCNN
-    from doubly.recipes import RECIPES, recipe
-    from doubly.runs import Data, Run
-    from doubly.runs.saved_config import nearest
-
-    if name in RECIPES:
-        run = recipe(name)
-    elif name in DATASETS:
-        run = Run(Data(DATASETS[name]()), SmallCNN(), Standard())
-    else:
-        raise UsageError(f"there is no dataset or recipe '{name}'{nearest(name, [*DATASETS, *RECIPES])}")
-    paths = [change if change.startswith("data.") else f"data.source.{change}" for change in changes]
-    return with_root(changed(run, paths), root)
 
 
 VERBS: dict[str, Callable[[list[str], Console], None]] = {"fetch": fetch, "inspect": inspect, "imbalance": imbalance}

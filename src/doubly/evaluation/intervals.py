@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from doubly.errors import UsageError
-from doubly.evaluation.accuracy import Bools, Ints, per_class, tail
+from doubly.evaluation.accuracy import Bools, Ints, per_class, tail, worst_class
 
 Statistic = Callable[[Bools, Ints], float]
 
@@ -29,6 +29,10 @@ def average_accuracy(correct: Bools, y: Ints) -> float:
 
 def tail_accuracy(correct: Bools, y: Ints) -> float:
     return tail(per_class(correct, y, int(y.max()) + 1))[0]
+
+
+def worst_accuracy(correct: Bools, y: Ints) -> float:
+    return worst_class(per_class(correct, y, int(y.max()) + 1))[1]
 
 
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:

@@ -1,74 +1,125 @@
-"""The contents of evaluation.json, from the predictions for clean and for attacked images. Fractions, not percent."""
+"""The contents of evaluation.json, all of it from an EvalResult. Fractions, not percent."""
 
-import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from doubly.evaluation.accuracy import Bools, Ints, confusion, per_class, tail, worst_class
+from doubly.attacks.autoattack import STANDARD
+from doubly.evaluation.accuracy import per_class, tail
+from doubly.evaluation.intervals import wilson
+from doubly.evaluation.result import SCHEMA, EvalResult, number
 
-SCHEMA = 1
+KEYS = {"clean": "sa", "pgd": "ra_pgd", "margin": "ra_margin"}
+LEVEL = 0.95
 
 
-def summarise(
-    y: Ints,
-    classes: Sequence[str],
-    clean_predictions: Ints,
-    pgd_predictions: Ints,
-    protocol: Mapping[str, Any],
-    margin_predictions: Ints | None = None,
-) -> dict[str, Any]:
-    """`classes` are the names in the order of the labels; `protocol` says how the attack was made.
+def key_of(result: EvalResult, attack: str) -> str:
+    """The field of an accuracy; ra_aa only for the whole of AutoAttack."""
+    if attack == "autoattack":
+        return (
+            "ra_aa" if whole(result) else "ra_" + result.label.removeprefix("RA-").lower().partition(";")[0].strip("()")
+        )
+    return KEYS.get(attack, f"ra_{attack}")
 
-    `margin_predictions`: under the same attack on the logit margin instead of its loss.
+
+def whole(result: EvalResult) -> bool:
+    """Whether all four attacks ran to their end on every chunk."""
+    about = result.autoattack
+    return about.get("label") == "RA-AA" and bool(about.get("complete")) and tuple(result.after) == STANDARD
+
+
+def summary(result: EvalResult) -> dict[str, Any]:
+    found: dict[str, Any] = {"schema": SCHEMA, "n": result.n, "sa": result.accuracy("clean")}
+    intervals: dict[str, Any] = {"level": LEVEL, "sa": _ends(result, "clean", "average")}
+    for attack in result.attacks:
+        key = key_of(result, attack)
+        prefix = "ra_tail_30" if attack == "pgd" else f"{key}_tail_30"
+        found |= {key: result.accuracy(attack)}
+        if result.tail_share == 0.3:
+            value, names = result.tail(attack)
+            found |= {prefix: value, f"{prefix}_classes": names}
+            intervals[prefix] = _ends(result, attack, "tail")
+        name, value = result.worst(attack)
+        found["worst_class" if attack == "pgd" else f"worst_class_{key}"] = {"name": name, key: value}
+        intervals |= {key: _ends(result, attack, "average"), f"worst_{key}": _ends(result, attack, "worst")}
+    found["tail"] = _tails(result)
+    found["intervals"] = intervals
+    found["per_class"] = _classes(result)
+    found["confusion"] = {name: result.confusion(name) for name in result.answers}
+    if "pgd" in result.losses:
+        found["weights"] = [result.weights(r).summary(result.names) for r in (10.0, 1.0, 0.1)]  # the paper's r
+    if result.autoattack:
+        found["autoattack"] = {**result.autoattack, "accuracy_after": _after(result), "n": _count(result, "autoattack")}
+    if result.examples:
+        found["examples"] = dict(result.examples)
+    if result.trust:
+        found["trust"] = dict(result.trust)
+    return {**found, "protocol": dict(result.protocol)}
+
+
+def _ends(result: EvalResult, attack: str, of: str) -> list[float]:
+    interval = result.interval(attack, of)
+    return [interval.low, interval.high]
+
+
+def _count(result: EvalResult, attack: str) -> int:
+    return int((result.answers[attack] >= 0).sum())
+
+
+def _after(result: EvalResult) -> dict[str, float]:
+    run = result.answers["autoattack"] >= 0
+    return {part: float(standing[run].mean()) for part, standing in result.after.items()}
+
+
+def _classes(result: EvalResult) -> dict[str, dict[str, Any]]:
+    """For each class its images, its accuracies, and Wilson's interval of each."""
+    rows: dict[str, dict[str, Any]] = {}
+    counts = np.bincount(result.y, minlength=len(result.classes))
+    for index, name in enumerate(result.names):
+        row: dict[str, Any] = {"n": int(counts[index])}
+        for attack in result.answers:
+            key, (correct, y) = key_of(result, attack), result.measured(attack)
+            hits, n = int(correct[y == index].sum()), int((y == index).sum())
+            row[key] = number(hits / n if n else float("nan"))
+            row[f"{key}_interval"] = list(wilson(hits, n)) if n else None
+            row |= {f"n_{key}": n} if n != row["n"] else {}
+        rows[name] = row
+    return rows
+
+
+def _tails(result: EvalResult) -> dict[str, Any]:
+    """The tail as asked for, and with classes that were not picked on the samples they are scored on.
+
+    Picking the weakest classes of a sample makes them look weaker than they are. Cross-fitted: picked on every second
+    image of each class, scored on the others, and the other way round. Validated: picked on other images altogether.
     """
-    names, size = distinct(classes), len(classes)
-    clean = per_class(clean_predictions == y, y, size)
-    robust = per_class(pgd_predictions == y, y, size)
-    tail_value, tail_classes = tail(robust)
-    worst, worst_value = worst_class(robust)
-    counts = np.bincount(y, minlength=size)
-    return {
-        "schema": SCHEMA,
-        "n": len(y),
-        "sa": float(np.mean(clean_predictions == y)),
-        "ra_pgd": float(np.mean(pgd_predictions == y)),
-        "ra_tail_30": tail_value,
-        "ra_tail_30_classes": [names[index] for index in tail_classes],
-        "worst_class": {"name": names[worst], "ra_pgd": worst_value},
-        **({} if margin_predictions is None else _under_margin(margin_predictions == y, y, size)),
-        "per_class": {
-            name: {"n": int(counts[index]), "sa": _number(clean[index]), "ra_pgd": _number(robust[index])}
-            for index, name in enumerate(names)
-        },
-        "confusion": {
-            "clean": confusion(clean_predictions, y, size).tolist(),
-            "pgd": confusion(pgd_predictions, y, size).tolist(),
-        },
-        "protocol": dict(protocol),
-    }
+    found: dict[str, Any] = {"share": result.tail_share, "rounding": result.tail_rounding}
+    for attack in result.attacks:
+        value, names = result.tail(attack)
+        found[attack] = {"value": value, "classes": names, "cross_fitted": _cross_fitted(result, attack)}
+        other = result.validation
+        if other is not None and attack in other.answers:
+            accuracies = result.per_class(attack)
+            _, picked = tail(other.per_class(attack), result.tail_share, result.tail_rounding)
+            found[attack]["validated"] = {
+                "value": number(float(np.mean(accuracies[picked]))),
+                "classes": [result.names[index] for index in picked],
+                "n_validation": other.n,
+            }
+    return found
 
 
-def _under_margin(correct: Bools, y: Ints, size: int) -> dict[str, float]:
-    value, _ = tail(per_class(correct, y, size))
-    return {"ra_margin": float(np.mean(correct)), "ra_margin_tail_30": value}
-
-
-def distinct(names: Sequence[str]) -> list[str]:
-    """The names, with the class index added where two classes share one."""
-    taken = {name for name in names if names.count(name) == 1}
-    result = []
-    for index, name in enumerate(names):
-        if names.count(name) > 1:
-            name = f"{name} ({index})"
-            while name in taken:
-                name += "'"
-            taken.add(name)
-        result.append(name)
-    return result
-
-
-def _number(accuracy: float) -> float | None:
-    """JSON has no NaN: the accuracy of a class without samples is null."""
-    return None if math.isnan(accuracy) else float(accuracy)
+def _cross_fitted(result: EvalResult, attack: str) -> float | None:
+    correct, y = result.measured(attack)
+    nth = np.zeros(len(y), dtype=np.int64)
+    for label in np.unique(y):
+        nth[y == label] = np.arange(int((y == label).sum()))
+    values = []
+    for half in (0, 1):
+        fit, score = (
+            per_class(correct[nth % 2 == part], y[nth % 2 == part], len(result.classes)) for part in (half, 1 - half)
+        )
+        if np.isnan(fit).all():
+            return None
+        values.append(float(np.mean(score[tail(fit, result.tail_share, result.tail_rounding)[1]])))
+    return number(float(np.mean(values)))

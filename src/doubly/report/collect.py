@@ -13,7 +13,7 @@ from doubly.errors import UsageError
 from doubly.report.protocol import brief, flatten
 from doubly.rundir import RunDir, is_run, read_json, read_metrics
 
-SCHEMA = 1  # of evaluation.json
+SCHEMAS = (1, 2)  # of evaluation.json; 2 says more
 NEEDED = ("sa", "ra_pgd", "ra_tail_30", "ra_tail_30_classes", "worst_class", "per_class", "n", "protocol")
 LABELS = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
 BASELINES = ("Standard", "AT")  # these head a table
@@ -114,8 +114,8 @@ def _read(path: Path) -> RunResult:
         raise UsageError(f"{path} has not been evaluated: run `doubly evaluate {path}` first")
     config, evaluation = _tree(files.config), _tree(files.evaluation)
     lacking = [key for key in NEEDED if key not in evaluation]
-    if lacking or evaluation.get("schema", SCHEMA) != SCHEMA:
-        fault = f"lacks {', '.join(lacking)}" if lacking else f"has schema {evaluation['schema']}, not {SCHEMA}"
+    if lacking or evaluation.get("schema", SCHEMAS[0]) not in SCHEMAS:
+        fault = f"lacks {', '.join(lacking)}" if lacking else f"has the unknown schema {evaluation['schema']}"
         raise UsageError(f"{files.evaluation} {fault}: run `doubly evaluate {path}` again")
     if "name" not in config:
         raise UsageError(f"{files.config} does not name its recipe: give a directory that `doubly train` wrote")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import safetensors.torch
 
-from doubly.runs.measure import load_run, trained_weights
+from doubly.runs.load import load_run, trained_weights
 
 
 def export_run(directory: Path, output: Path, which: str = "last") -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,16 +15,19 @@ from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import batches, steps_per_epoch
 from doubly.errors import Interrupted, NonFiniteError, UsageError
+from doubly.evaluation.result import EvalResult, number
 from doubly.rundir import RunDir, append_metrics, lock, truncate_metrics, write_json
 from doubly.runs import checkpoint
 from doubly.runs.alarms import alarms
+from doubly.runs.answers import answers
 from doubly.runs.build import load_splits
 from doubly.runs.config import Probe, Run
 from doubly.runs.environment import environment
-from doubly.runs.measure import evaluate, load_run
+from doubly.runs.load import load_run
 from doubly.runs.meter import Meter
 from doubly.runs.own_model import without_initial_weights
 from doubly.runs.saved_config import difference, to_json
+from doubly.runs.standard_attacks import chosen
 from doubly.runs.training import Training
 from doubly.runs.warm_up import warmed
 from doubly.seeding import derived_seed, global_generators
@@ -216,22 +220,28 @@ def _step(t: Training, batch: Any, moment: Moment) -> None:
 
 
 def _probe(t: Training) -> dict[str, Any]:
-    found = evaluate(t.evaluated, t.images.probe, t.run.probe.attack)
+    images, attacks = t.images.probe, chosen(("pgd", "margin"), t.run.probe.attack)[0]
+    found = EvalResult(images.y.cpu().numpy(), images.classes, answers(t.evaluated, images, attacks).classes)
+    worst, value = found.worst("pgd")
     return {
         "on": "holdout" if t.images.chooses else "test",
-        **{key: found[key] for key in ("n", "sa", "ra_pgd", "ra_tail_30", "worst_class", "ra_margin")},
+        "n": found.n,
+        "sa": found.accuracy("clean"),
+        "ra_pgd": found.accuracy("pgd"),
+        "ra_tail_30": found.tail("pgd")[0],
+        "worst_class": {"name": worst, "ra_pgd": value},
+        "ra_margin": found.accuracy("margin"),
         "commonest": _commonest(found),
-        "per_class": {name: row["ra_pgd"] for name, row in found["per_class"].items()},
+        "per_class": {name: number(value) for name, value in zip(found.names, found.per_class("pgd"), strict=True)},
     }
 
 
-def _commonest(found: dict[str, Any]) -> dict[str, Any]:
+def _commonest(found: EvalResult) -> dict[str, Any]:
     """The class that clean images are most often taken for: its share of the answers and of the images."""
-    counts = found["confusion"]["clean"]  # a row per label
-    answers = [sum(column) for column in zip(*counts, strict=True)]
-    most = answers.index(max(answers))
-    name = list(found["per_class"])[most]
-    return {"name": name, "share": answers[most] / found["n"], "true_share": sum(counts[most]) / found["n"]}
+    counts = np.array(found.confusion("clean"))  # a row per label
+    most = int(counts.sum(0).argmax())
+    share, true_share = counts.sum(0)[most] / found.n, counts.sum(1)[most] / found.n
+    return {"name": found.names[most], "share": float(share), "true_share": float(true_share)}
 
 
 def _score(probe: dict[str, Any], settings: Probe) -> float:

@@ -19,8 +19,9 @@ from rich.progress import Progress
 from doubly.errors import Interrupted, UsageError
 from doubly.rundir import RunDir, read_metrics
 from doubly.runs.config import Run
+from doubly.runs.load import load_run
 from doubly.runs.loop import train_run
-from doubly.runs.measure import evaluate_run, load_run
+from doubly.runs.measure_run import evaluate_run
 from doubly.runs.progress import bar_columns
 from doubly.runs.saved_config import from_json, to_json
 from doubly.runs.signals import stop_on_signals

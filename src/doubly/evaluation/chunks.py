@@ -1,0 +1,86 @@
+"""What AutoAttack has found so far, on disk: a folder with the key of the evaluation and one file for each chunk.
+
+A chunk is a fixed range of images. Its file is replaced as a whole after each attack, so a killed evaluation goes on
+after the last attack that ended; processes that share a folder work on different chunks and never on one file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from doubly.errors import UsageError
+from doubly.rundir import read_json, write_json
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """`key`: everything that the outcome depends on. Without a folder nothing is kept."""
+
+    folder: Path | None
+    key: Mapping[str, Any]
+
+    def open(self) -> None:
+        """Make the folder, or make sure that it belongs to this evaluation."""
+        if self.folder is None:
+            return
+        file = self.folder / "key.json"
+        if file.is_file():
+            self._check(read_json(file), file)
+        else:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_json(file, dict(self.key))
+            except OSError as problem:
+                raise UsageError(
+                    f"{self.folder} cannot hold the state of an evaluation ({problem.strerror}): choose another folder"
+                ) from None
+
+    def _check(self, found: Any, file: Path) -> None:
+        found = found if isinstance(found, dict) else {}
+        differing = [name for name in {**self.key, **found} if self.key.get(name) != found.get(name)]
+        if differing:
+            name = differing[0]
+            raise UsageError(
+                f"{file} belongs to another evaluation: its {name} is {found.get(name)!s:.60}, here it is "
+                f"{self.key.get(name)!s:.60}; choose another folder, or delete that one to begin anew"
+            )
+
+    def read(self, index: int) -> dict[str, Any] | None:
+        """What is known of a chunk; None if nothing."""
+        file = self._file(index)
+        if file is None or not file.is_file():
+            return None
+        found = read_json(file)
+        if not isinstance(found, dict) or found.get("schema") != SCHEMA or found.get("chunk") != index:
+            raise UsageError(f"{file} does not hold the state of chunk {index}: delete it, and it is done again")
+        return found
+
+    def write(self, index: int, found: Mapping[str, Any]) -> None:
+        file = self._file(index)
+        if file is not None:
+            write_json(file, {"schema": SCHEMA, "chunk": index, **found})
+
+    def write_images(self, index: int, part: str, images: Mapping[int, NDArray[Any]]) -> None:
+        """The images that an attack turned, by their row in the chunk."""
+        if self.folder is not None and images:
+            temporary = self.folder / f".images-{index:05d}-{part}.npz"
+            np.savez(temporary, rows=np.array(list(images), dtype=np.int64), images=np.stack(list(images.values())))
+            temporary.replace(self._images(index, part))
+
+    def read_images(self, index: int, part: str) -> dict[int, NDArray[Any]]:
+        if self.folder is None or not self._images(index, part).is_file():
+            return {}
+        with np.load(self._images(index, part), allow_pickle=False) as kept:
+            return dict(zip(kept["rows"].tolist(), kept["images"], strict=True))
+
+    def _images(self, index: int, part: str) -> Path:
+        return (self.folder or Path()) / f"images-{index:05d}-{part}.npz"
+
+    def _file(self, index: int) -> Path | None:
+        return None if self.folder is None else self.folder / f"chunk-{index:05d}.json"

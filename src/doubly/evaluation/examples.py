@@ -1,0 +1,67 @@
+"""Attacked images for others to look at and to score: as arrays, exactly, or as PNG, in whole grey levels."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from doubly.errors import UsageError
+from doubly.threat import LinfBall, Threat
+
+Format = Literal["png", "npz"]
+
+
+def quantised(attacked: Tensor, clean: Tensor, threat: Threat) -> Tensor:
+    """In whole grey levels, rounded, and not further from the clean image than the threat allows; l-infinity only."""
+    levels = (attacked * 255).round()
+    if isinstance(threat, LinfBall):
+        slack = 1e-4  # of a grey level: 8/255 is eight levels in float32 as well
+        low, high = (clean - threat.radius) * 255, (clean + threat.radius) * 255
+        levels = torch.minimum(torch.maximum(levels, (low - slack).ceil()), (high + slack).floor())
+    return levels.clamp(0, 255) / 255
+
+
+def save_examples(
+    folder: Path,
+    kind: Format,
+    attacked: Tensor,
+    clean: Tensor,
+    y: Tensor,
+    ids: Tensor,
+    threat: Threat,
+    answer: Callable[[Tensor], Tensor],
+) -> dict[str, Any]:
+    """Write the images, read them back, and score what was read: the share that the network still gets right."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "npz":
+        np.savez(folder / "examples.npz", x=attacked.cpu().numpy(), y=y.cpu().numpy(), ids=ids.cpu().numpy())
+        with np.load(folder / "examples.npz", allow_pickle=False) as kept:
+            again = torch.from_numpy(kept["x"])
+    else:
+        if attacked.shape[1] not in (1, 3):
+            raise UsageError(f"a PNG has 1 or 3 channels, these images have {attacked.shape[1]}: save them as npz")
+        names = [f"{int(i):06d}-class{int(label):03d}.png" for i, label in zip(ids, y, strict=True)]
+        again = _pictures(folder, names, quantised(attacked, clean, threat).cpu())
+    answers = answer(again.to(attacked.device)).cpu()
+    return {
+        "format": kind,
+        "n": len(y),
+        "accuracy": float((answers == y.cpu()).float().mean()),
+        "accuracy_before": float((answer(attacked).cpu() == y.cpu()).float().mean()),
+    }
+
+
+def _pictures(folder: Path, names: list[str], images: Tensor) -> Tensor:
+    from PIL import Image
+
+    levels = (images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    read = []
+    for name, pixels in zip(names, levels, strict=True):
+        Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(folder / name)
+        with Image.open(folder / name) as picture:
+            array = np.asarray(picture)
+        read.append(torch.from_numpy(array.reshape(pixels.shape).copy()).permute(2, 0, 1))
+    return torch.stack(read).float().div(255)

@@ -1,0 +1,71 @@
+"""Is this a network whose numbers can mean anything? Checked once, before the first attack; and what identifies it."""
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+from doubly.attacks import evaluating
+from doubly.checks import check_images, check_logits
+from doubly.errors import UsageError
+
+ROUNDING = 1e-3  # relative to the spread of the logits: more is not rounding but another answer
+SEEDS = (1, 2)
+
+
+def check_network(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Refuses probabilities, chance and answers that depend on the batch; returns by how much answers differ."""
+    check_images(x, y)
+    with evaluating(model), torch.no_grad():
+        first, again = (_answered(model, x, y, seed) for seed in SEEDS)
+        check_logits(first, y)
+        _check_range(first)
+        spread = float(first.std()) or 1.0
+        chance = float((first - again).abs().max()) / spread
+        if chance > ROUNDING:
+            raise UsageError(
+                f"the model answers the same images differently each time (by {chance:.2g} of the spread of its "
+                "logits): attacks need a deterministic network; take out what draws random numbers in evaluation mode"
+            )
+        few = slice(0, min(len(x), 8))
+        alone = torch.cat([_answered(model, x[i : i + 1], y[i : i + 1], SEEDS[0]) for i in range(len(x[few]))])
+        company = float((first[few] - alone).abs().max()) / spread
+        if company > ROUNDING:
+            raise UsageError(
+                f"the model answers an image alone otherwise than in a batch (by {company:.2g} of the spread of its "
+                "logits): normalise with stored statistics, as batch norm does in evaluation mode"
+            )
+    return {"repeat": chance, "batch": company}
+
+
+def _answered(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Tensor:
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            logits: Tensor = model(x)
+    except (RuntimeError, TypeError, ValueError) as problem:
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise UsageError(
+            f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason:.160}): give images of the size, "
+            "channels and type that it was built for"
+        ) from None
+    check_logits(logits, y)
+    return logits
+
+
+def _check_range(logits: Tensor) -> None:
+    rows = logits.double()
+    if bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-4).all()):
+        raise UsageError(
+            "the model returns probabilities, each row adds up to 1: return the logits, without the softmax, since "
+            "attacks on probabilities find no gradient"
+        )
+
+
+def model_sha256(model: nn.Module) -> str:
+    """Of the weights, buffers and structure. A forward that does something else is found by its answers."""
+    digest = hashlib.sha256(repr(model).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,214 @@
+"""What an evaluation found: the answer to every sample under every attack. Every number shown derives from these."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from doubly.errors import UsageError
+from doubly.evaluation.accuracy import Bools, Floats, Ints, Rounding, confusion, per_class, tail, worst_class
+from doubly.evaluation.intervals import Interval, average_accuracy, bootstrap, wilson, worst_accuracy
+from doubly.evaluation.weights import KLWeights
+from doubly.rundir import read_json, write_json
+
+SCHEMA = 2
+NOT_MEASURED = -1
+
+
+@dataclass(frozen=True, eq=False)
+class EvalResult:
+    """`answers["clean"]`, `answers["pgd"]`, …: the class given to each sample, -1 where that attack was not run on it.
+
+    `answers["autoattack"]` holds the clean answer where all attacks failed; `after["apgd-ce"]`, … who stood after each.
+    """
+
+    y: Ints
+    classes: tuple[str, ...]
+    answers: Mapping[str, Ints]
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    ids: Ints | None = None
+    losses: Mapping[str, Floats] = field(default_factory=dict)  # cross-entropy under attack, for the weights
+    after: Mapping[str, Bools] = field(default_factory=dict)
+    autoattack: Mapping[str, Any] = field(default_factory=dict)  # label, complete, substitutions, warnings, seconds
+    validation: "EvalResult | None" = None  # the same attacks on other images, to pick the tail's classes on
+    examples: Mapping[str, Any] = field(default_factory=dict)  # what became of the attacked images when checked again
+    trust: Mapping[str, Any] = field(default_factory=dict)
+    tail_share: float = 0.3
+    tail_rounding: Rounding = "round"
+
+    def __post_init__(self) -> None:
+        if "clean" not in self.answers:
+            raise UsageError("an evaluation needs the answers to the clean images")
+        for name, given in self.answers.items():
+            if given.shape != self.y.shape:
+                raise UsageError(f"{len(given)} answers under {name} for {len(self.y)} labels: give one per label")
+
+    @property
+    def n(self) -> int:
+        return len(self.y)
+
+    @property
+    def sa(self) -> float:
+        """Accuracy on clean images."""
+        return self.accuracy("clean")
+
+    @property
+    def ra_pgd(self) -> float:
+        return self.accuracy("pgd")
+
+    @property
+    def ra_aa(self) -> float:
+        """Under AutoAttack; refused unless all four attacks ran to their end."""
+        if self.label != "RA-AA" or "autoattack" not in self.answers:
+            raise UsageError('there is no RA-AA: evaluate with attacks=[…, "autoattack"], to the end')
+        return self.accuracy("autoattack")
+
+    @property
+    def ra_tail_30(self) -> float:
+        return self.tail("pgd")[0]
+
+    @property
+    def attacks(self) -> list[str]:
+        return [name for name in self.answers if name != "clean"]
+
+    @cached_property
+    def correct(self) -> dict[str, Bools]:
+        """Per-sample booleans under each attack, over all samples; False where the attack was not run."""
+        return {name: given == self.y for name, given in self.answers.items()}
+
+    def measured(self, attack: str) -> tuple[Bools, Ints]:
+        """(right or wrong, labels) of the samples that the attack was run on."""
+        if attack not in self.answers:
+            raise UsageError(f"this evaluation has no '{attack}': it has {', '.join(self.answers)}")
+        run = self.answers[attack] != NOT_MEASURED
+        if not run.any():
+            raise UsageError(f"'{attack}' was run on no sample: evaluate on at least one image")
+        return self.correct[attack][run], self.y[run]
+
+    def accuracy(self, attack: str) -> float:
+        return float(np.mean(self.measured(attack)[0]))
+
+    def per_class(self, attack: str) -> Floats:
+        return per_class(*self.measured(attack), len(self.classes))
+
+    def tail(self, attack: str) -> tuple[float, list[str]]:
+        """RA-Tail-30 and its classes, weakest first; share and rounding are fields."""
+        value, picked = tail(self.per_class(attack), self.tail_share, self.tail_rounding)
+        return value, [self.names[index] for index in picked]
+
+    def worst(self, attack: str) -> tuple[str, float]:
+        index, value = worst_class(self.per_class(attack))
+        return self.names[index], value
+
+    def confusion(self, attack: str) -> list[list[int]]:
+        run = self.answers[attack] != NOT_MEASURED
+        counts: list[list[int]] = confusion(self.answers[attack][run], self.y[run], len(self.classes)).tolist()
+        return counts
+
+    def interval(self, attack: str, of: str = "average", resamples: int = 1000) -> Interval:
+        """95 %: Wilson's for the average, bootstrap for `tail` and `worst`.
+
+        Resamples of classes that are wrong, or right, throughout do not vary: Wilson's interval of their samples then.
+        """
+        correct, y = self.measured(attack)
+        if of == "average":
+            return Interval(average_accuracy(correct, y), *wilson(int(correct.sum()), len(correct)))
+        found = bootstrap(correct, y, self._tail_of if of == "tail" else worst_accuracy, resamples)
+        if found.low < found.high:
+            return found
+        accuracies = self.per_class(attack)
+        picked = (
+            tail(accuracies, self.tail_share, self.tail_rounding)[1] if of == "tail" else worst_class(accuracies)[0]
+        )
+        among = np.isin(y, picked)
+        return Interval(found.value, *wilson(int(correct[among].sum()), int(among.sum())))
+
+    def _tail_of(self, correct: Bools, y: Ints) -> float:
+        return tail(per_class(correct, y, len(self.classes)), self.tail_share, self.tail_rounding)[0]
+
+    def weights(self, r: float = 1.0, normalise: str = "batch", batch: int = 128, attack: str = "pgd") -> KLWeights:
+        """The KL weights of the samples at this r (figure 5)."""
+        if attack not in self.losses:
+            raise UsageError(f"this evaluation kept no losses under '{attack}': evaluate again with that attack")
+        return KLWeights.of(self.losses[attack], self.y, self.per_class(attack), r, normalise, batch)
+
+    @property
+    def label(self) -> str:
+        """Of the number under AutoAttack: RA-AA, if all of it ran."""
+        return str(self.autoattack.get("label", "RA-AA"))
+
+    @cached_property
+    def names(self) -> list[str]:
+        return distinct(self.classes)
+
+    def summary(self) -> dict[str, Any]:
+        """The contents of evaluation.json."""
+        from doubly.evaluation.summary import summary
+
+        return summary(self)
+
+    def save(self, folder: Path, **more: Any) -> None:
+        """evaluation.json, which people read, and evaluation.npz, which everything derives from."""
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {"y": self.y, "ids": np.arange(self.n) if self.ids is None else self.ids}
+        arrays |= {**self.answers, **{f"{name}_losses": values for name, values in self.losses.items()}}
+        arrays |= {f"after_{name}": values for name, values in self.after.items()}
+        unfinished = folder / ".evaluation.npz"
+        np.savez(unfinished, **arrays)
+        unfinished.replace(folder / "evaluation.npz")
+        write_json(folder / "evaluation.json", {**more, **self.summary()})
+
+    @staticmethod
+    def load(folder: Path) -> "EvalResult":
+        """What `save` wrote; the validation part is not kept."""
+        about = read_json(folder / "evaluation.json")
+        if not isinstance(about, dict) or about.get("schema") not in (1, SCHEMA):
+            raise UsageError(f"{folder / 'evaluation.json'} is of another version: run `doubly evaluate` again")
+        try:
+            with np.load(folder / "evaluation.npz", allow_pickle=False) as kept:
+                arrays = {name: kept[name] for name in kept.files}
+        except (OSError, ValueError) as problem:
+            raise UsageError(
+                f"{folder / 'evaluation.npz'} cannot be read ({problem!s:.80}): run `doubly evaluate` again"
+            ) from None
+        losses = {name.removesuffix("_losses"): arrays.pop(name) for name in list(arrays) if name.endswith("_losses")}
+        after = {name.removeprefix("after_"): arrays.pop(name) for name in list(arrays) if name.startswith("after_")}
+        share, rounding = about.get("tail", {}).get("share", 0.3), about.get("tail", {}).get("rounding", "round")
+        return EvalResult(
+            arrays.pop("y"),
+            tuple(about["per_class"]),
+            {"clean": arrays.pop("clean"), **{name: value for name, value in arrays.items() if name != "ids"}},
+            about["protocol"],
+            arrays["ids"],
+            losses,
+            after,
+            about.get("autoattack", {}),
+            None,
+            about.get("examples", {}),
+            about.get("trust", {}),
+            share,
+            rounding,
+        )
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with the class index added where two classes share one."""
+    taken = {name for name in names if names.count(name) == 1}
+    result = []
+    for index, name in enumerate(names):
+        if names.count(name) > 1:
+            name = f"{name} ({index})"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+        result.append(name)
+    return result
+
+
+def number(accuracy: float) -> float | None:
+    """JSON has no NaN: the accuracy of a class without samples is null."""
+    return None if math.isnan(accuracy) else float(accuracy)

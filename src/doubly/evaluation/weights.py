@@ -1,0 +1,89 @@
+"""The weights that KL-DRO would give to the samples of a test set, w_i = exp(loss_i / r) / sum, the paper's figure 5.
+
+The figure must show weights normalised within mini-batches: over 10,000 images they could not lie above 0.001 as often
+as it says (methods.md 1.7). Which r it was drawn at the paper does not say; so r and the normalisation are named.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from doubly.errors import UsageError
+from doubly.evaluation.accuracy import Floats, Ints
+
+NORMALISATIONS = ("batch", "all", "mean_one")
+THRESHOLD = 0.001  # the paper's
+
+
+@dataclass(frozen=True, eq=False)
+class KLWeights:
+    """Weights of the samples, and how they go with the accuracy of the classes."""
+
+    weights: Floats  # (n,)
+    y: Ints
+    accuracies: Floats  # (classes,), under the same attack
+    r: float
+    normalise: str
+    batch: int
+
+    @staticmethod
+    def of(losses: Floats, y: Ints, accuracies: Floats, r: float, normalise: str, batch: int) -> "KLWeights":
+        """batch: they add up to 1 in each batch of that size, in a fixed random order, since test sets come sorted by
+        class; all: over all samples; mean_one: n times that."""
+        if not r > 0 or batch < 1:
+            raise UsageError(f"r must be positive and the batch at least 1, got r = {r:g} and batch = {batch}")
+        if normalise not in NORMALISATIONS:
+            raise UsageError(f"weights are normalised by {', '.join(NORMALISATIONS)}, got '{normalise}'")
+        size = batch if normalise == "batch" else len(losses)
+        order = np.random.default_rng(0).permutation(len(losses))
+        weights = np.empty(len(losses))
+        for first in range(0, len(losses), size):
+            rows = order[first : first + size]
+            weights[rows] = _softmax(losses[rows] / r)
+        weights *= len(losses) if normalise == "mean_one" else 1
+        return KLWeights(weights, y, accuracies, r, normalise, batch)
+
+    def above(self, threshold: float = THRESHOLD) -> float:
+        """Share of all samples with a weight above the threshold."""
+        return float(np.mean(self.weights > threshold))
+
+    def above_per_class(self, threshold: float = THRESHOLD) -> Floats:
+        return self._per_class((self.weights > threshold).astype(np.float64))
+
+    def mean_per_class(self) -> Floats:
+        return self._per_class(self.weights)
+
+    def correlation(self) -> dict[str, float | None]:
+        """Of the mean weight of a class and its accuracy, over classes; null where one of them does not vary."""
+        from scipy.stats import pearsonr, spearmanr
+
+        means = self.mean_per_class()
+        known = ~np.isnan(means) & ~np.isnan(self.accuracies)
+        a, b = means[known], self.accuracies[known]
+        if len(a) < 2 or not np.ptp(a) or not np.ptp(b):
+            return {"pearson": None, "spearman": None}
+        return {"pearson": float(pearsonr(a, b)[0]), "spearman": float(spearmanr(a, b)[0])}
+
+    def summary(self, names: list[str]) -> dict[str, Any]:
+        above = self.above_per_class()
+        return {
+            "r": self.r,
+            "normalise": self.normalise,
+            **({"batch": self.batch} if self.normalise == "batch" else {}),
+            "above_0.001": self.above(),
+            "above_0.001_per_class": {n: None if np.isnan(a) else float(a) for n, a in zip(names, above, strict=True)},
+            "correlation_with_class_accuracy": self.correlation(),
+        }
+
+    def _per_class(self, values: Floats) -> Floats:
+        counts = np.bincount(self.y, minlength=len(self.accuracies))
+        sums = np.bincount(self.y, weights=values, minlength=len(self.accuracies))
+        means: Floats = np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
+        return means
+
+
+def _softmax(values: Floats) -> Floats:
+    grown: Floats = np.exp(values - values.max())
+    grown /= grown.sum()
+    return grown

@@ -1,0 +1,109 @@
+"""The answers of a network to clean and to attacked images, chunk by chunk."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from doubly.attacks import evaluating
+from doubly.bilevel.face import flat
+from doubly.checks import check_logits
+from doubly.data import Images
+from doubly.errors import UsageError
+from doubly.evaluation.accuracy import Floats, Ints
+from doubly.losses import CrossEntropy
+from doubly.seeding import generator
+from doubly.threat import LinfBall, NormBall
+from doubly.types import Attack
+
+ROUNDING = 1e-4  # of the spread of the logits: answers nearer than this to another may turn with the batch
+SLACK = 1e-6  # of rounding, in the length of delta
+
+
+@dataclass
+class Answers:
+    """Per sample, in the order of the images; and what became of the attacked images themselves."""
+
+    classes: dict[str, Ints] = field(default_factory=dict)
+    losses: dict[str, Floats] = field(default_factory=dict)
+    attacked: dict[str, Tensor] = field(default_factory=dict)  # those that were to be kept
+    n: int = 0
+    outside: int = 0
+    changed: int = 0
+    largest: float = 0.0
+
+    @property
+    def examples(self) -> dict[str, float]:
+        return {"n": self.n, "outside": self.outside, "changed": self.changed, "largest": self.largest}
+
+
+def answers(
+    model: nn.Module,
+    images: Images,
+    attacks: Mapping[str, Attack],
+    seed: int = 0,
+    chunk: int = 500,
+    done: Callable[[int], None] = lambda count: None,
+    keep: Tensor | None = None,
+) -> Answers:
+    """Attack every image with every attack. The draws belong to the chunk, so `chunk` is part of the protocol.
+
+    `keep`: positions of images whose attacked versions are kept, in rising order.
+    """
+    if chunk < 1:
+        raise UsageError(f"a chunk has at least 1 image, got {chunk}")
+    for name, attack in attacks.items():
+        if getattr(attack, "leaves_the_ball", False):
+            raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
+    device = next((p.device for p in model.parameters()), images.x.device)
+    images, found = images.to(device), Answers()
+    parts: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in ("clean", *attacks)}
+    kept: dict[str, list[Tensor]] = {name: [] for name in attacks}
+    with evaluating(model):
+        for index, start in enumerate(range(0, len(images), chunk)):
+            x, y = images.pixels(slice(start, start + chunk)), images.y[start : start + chunk]
+            parts["clean"].append(_judged(_logits(model, x, y), y))
+            for name, attack in attacks.items():
+                # Attacks begin at the same points: what differs between two of them is then the attack.
+                point = x + attack(model, x, y, generator(seed, 0, index, "evaluation"))
+                logits = _logits(model, point, y)
+                parts[name].append(_judged(logits, y))
+                _recheck(model, logits, point, x, getattr(attack, "threat", None), found)
+                if keep is not None:
+                    kept[name].append(point[keep[(keep >= start) & (keep < start + chunk)] - start].cpu())
+            done(start + len(y))
+    for name, pairs in parts.items():
+        found.classes[name] = torch.cat([given for given, _ in pairs]).cpu().numpy()
+        found.losses[name] = torch.cat([losses for _, losses in pairs]).cpu().numpy().astype(np.float64)
+    found.attacked = {name: torch.cat(points) for name, points in kept.items() if points}
+    return found
+
+
+def _logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(x)
+    check_logits(logits, y)
+    return logits
+
+
+def _judged(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return logits.argmax(1), CrossEntropy()(logits, y)
+
+
+def _recheck(model: nn.Module, first: Tensor, point: Tensor, x: Tensor, threat: object, found: Answers) -> None:
+    """Is the attacked image allowed, and is it answered alike in another batch?"""
+    with torch.no_grad():
+        again = model(point.flip(0)).flip(0)
+    close = first.topk(min(2, first.shape[1]), 1)[0]
+    sure = (close[:, 0] - close[:, -1]) > ROUNDING * first.std()
+    found.n += len(x)
+    found.changed += int(((first.argmax(1) != again.argmax(1)) & sure).sum())
+    rows = flat(point)
+    outside = (rows.amin(1) < 0) | (rows.amax(1) > 1)
+    if isinstance(threat, NormBall):
+        length = flat(point - x).norm(torch.inf if isinstance(threat, LinfBall) else 2, dim=1)
+        found.largest = max(found.largest, float(length.max()) / threat.radius)
+        outside |= length > threat.radius + SLACK
+    found.outside += int(outside.sum())

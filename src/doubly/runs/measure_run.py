@@ -1,0 +1,65 @@
+"""Evaluation of a run directory on its test images, with its own protocol or another."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from doubly.data import Images
+from doubly.data.holdout import holdout
+from doubly.evaluation.result import EvalResult
+from doubly.runs.autoattack import Unheard
+from doubly.runs.build import chosen_device, load_splits
+from doubly.runs.config import Run
+from doubly.runs.load import load_run, trained
+from doubly.runs.measure import measure
+from doubly.runs.measuring import Measuring
+from doubly.runs.own_model import OwnModel
+from doubly.runs.standard_attacks import Attacks, chosen, pgd20
+from doubly.threat import NormBall
+
+
+def evaluate_run(
+    path: Path,
+    which: str = "last",
+    own: OwnModel | None = None,
+    device: str = "auto",
+    attacks: Attacks = ("pgd", "margin"),
+    *,
+    threat: NormBall | None = None,
+    root: str | None = None,
+    how: Measuring | None = None,
+    watch: Unheard | None = None,
+) -> EvalResult:
+    """Evaluate a run directory, and write evaluation.json and evaluation.npz into it.
+
+    The attack is the run's own PGD, unless another threat is given. `root`: where the dataset's files are, if not where
+    they were in training. A run with a hold-out picks the tail's classes on that as well.
+    """
+    run, how = load_run(path), how or Measuring()
+    run = run if root is None else replace(run, data=replace(run.data, root=root))
+    model, info = trained(path, which, own)
+    model.to(chosen_device(device))
+    splits = load_splits(run)
+    pgd = run.probe.attack if threat is None else pgd20(threat)
+    plain, ensemble = chosen(attacks, pgd)
+    about = {"split": "test", "checkpoint": which}
+    about |= {"note": splits.note} if splits.note else {}
+    place = how.output or path
+    result = measure(
+        model,
+        splits.test,
+        plain,
+        ensemble,
+        replace(how, output=place),
+        _held(run, splits.train),
+        watch or Unheard(),
+        about,
+    )
+    if not how.sharded:
+        result.save(place, epoch=info["epoch"])
+    return result
+
+
+def _held(run: Run, train: Images) -> Images | None:
+    if run.data.holdout == 0:
+        return None
+    return train.subset(holdout(train.y, run.data.holdout, run.data.split, train.groups)[1])
