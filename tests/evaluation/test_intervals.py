@@ -2,10 +2,19 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from doubly.errors import UsageError
-from doubly.evaluation.intervals import average_accuracy, bootstrap, bootstrap_difference, tail_accuracy, wilson
+from doubly.evaluation.intervals import (
+    average_accuracy,
+    bootstrap,
+    bootstrap_difference,
+    tail_accuracy,
+    wilson,
+    worst_accuracy,
+)
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 10), (10, 10), (3, 10), (50, 100), (359, 360)])
@@ -84,3 +93,40 @@ def test_digits_take_less_than_two_seconds():
 def test_wrong_input_is_said(wrong):
     with pytest.raises(UsageError):
         wrong()
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.floats(0.5, 0.999))
+def test_wilson_holds_the_share_and_mirrors(hits, misses, level):
+    n = hits + misses
+    low, high = wilson(hits, n, level)
+    assert 0 <= low <= high <= 1 and (not n or low - 1e-12 <= hits / n <= high + 1e-12)
+    assert wilson(misses, n, level) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=25), st.integers(0, 1000))
+@settings(max_examples=30)
+def test_a_difference_is_that_of_resamples_of_the_same_images(labels, seed):
+    y = np.array(labels)
+    a, b = np.random.default_rng(seed).random((2, len(y))) < 0.5
+    drawn = []
+
+    def recorded(correct, labels):
+        drawn.append(correct)
+        return 0.0
+
+    bootstrap_difference(np.arange(len(y)), np.arange(len(y)), y, recorded, resamples=5, seed=seed)
+    pairs = list(zip(drawn[2::2], drawn[3::2], strict=True))
+    assert all(np.array_equal(one, other) and np.array_equal(y[one], y) for one, other in pairs)
+    values = [a[one].mean() - b[other].mean() for one, other in pairs]
+    found = bootstrap_difference(a, b, y, average_accuracy, resamples=5, seed=seed)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
+
+
+def test_the_worst_class_of_classes_that_differ_is_covered():
+    accuracies, y, covered = np.linspace(0.2, 0.9, 8), np.repeat(np.arange(8), 60), 0
+    for trial in range(60):
+        correct = np.random.default_rng(trial).random(480) < accuracies[y]
+        value, low, high = bootstrap(correct, y, worst_accuracy, resamples=100, seed=trial)
+        covered += low <= 0.2 <= high
+        assert value == min(correct[y == label].mean() for label in range(8))
+    assert covered >= 52

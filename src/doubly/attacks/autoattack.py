@@ -1,7 +1,7 @@
 """AutoAttack (Croce and Hein 2020): the attacks of `pyautoattack`, its reference, one at a time on one batch.
 
 Only the attacks are the reference's. Which samples they run on, and what is remembered, is `evaluation.standing`.
-Nothing stays behind: generators, trace function, gradients and warnings are as they were.
+Generators and trace function are as they were. The caller freezes the parameters: FAB would leave gradients on them.
 """
 
 import sys
@@ -55,7 +55,8 @@ class AutoAttack:
                 return "RA-AA"
             if self.parts == QUICK:
                 return "RA-APGD"
-        return f"RA-({'+'.join(self.parts)}; {self.iterations} iterations, {self.queries} queries)"
+        numbers = f"{self.iterations} iterations, {self.targets} targets, {self.queries} queries"
+        return f"RA-({'+'.join(self.parts)}; {numbers})"
 
     @property
     def norm(self) -> str:
@@ -63,11 +64,13 @@ class AutoAttack:
 
     def substitutions(self, classes: int) -> list[str]:
         """Where few classes make the definition impossible, what stands in its place (methods.md 6.2)."""
-        said = []
-        if classes - 1 < self.targets:
+        said, targeted = [], {"apgd-t", "fab-t"} & set(self.parts)
+        if targeted and classes - 1 < self.targets:
             said.append(f"{classes - 1} targets instead of {self.targets}, since there are {classes} classes")
         if "apgd-t" in self.parts and classes == 3:
-            said.append("the loss of APGD-T is (z_t - z_y) / (z_1 - z_3), since the targeted DLR needs 4 classes")
+            said.append(
+                "the loss of APGD-T is (z_t - z_y) / (z_1 - (z_2 + z_3) / 2), since the targeted DLR needs 4 classes"
+            )
         if "apgd-t" in self.parts and classes == 2:
             said.append("the loss of APGD-T is the margin z_t - z_y, since the DLR needs 3 classes")
         return said
@@ -76,6 +79,11 @@ class AutoAttack:
         self, part: Part, predict: Predict, x: Tensor, y: Tensor, classes: int, warn: Callable[[str], None]
     ) -> Tensor:
         """The images as `part` leaves them; those that it could not turn come back as they were."""
+        if part == "square" and self.norm == "L2" and min(x.shape[2:]) < 5:
+            raise UsageError(
+                f"Square within an l2 ball needs images of at least 5 x 5 pixels, got {tuple(x.shape[2:])}: use "
+                "quick, or an l-infinity ball"
+            )
         with torch.random.fork_rng(), torch.no_grad():
             found: Tensor = self._made(part, predict, x.device, classes, _Listener(warn)).perturb(x.clone(), y)
         return found.detach()
@@ -112,8 +120,9 @@ def _few_classes(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     margin = logits[rows, target] - logits[rows, y]
     if logits.shape[1] == 2:
         return margin
+    # Over z_1 - z_3 it would be -1, without a gradient, wherever y is the likeliest class and the target the least.
     ordered = logits.sort(dim=1)[0]
-    return margin / (ordered[:, -1] - ordered[:, -3] + 1e-12)
+    return margin / (ordered[:, -1] - 0.5 * (ordered[:, -2] + ordered[:, -3]) + 1e-12)
 
 
 def reference_version() -> str:

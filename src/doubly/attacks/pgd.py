@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly import parallel
+from doubly.attacks.forward import connected
 from doubly.attacks.mode import Mode, attacked
 from doubly.bilevel import BarrierStep, FirstThen, SignStep, StepRule, projected_descent
 from doubly.checks import check_finite, check_images, check_scores
@@ -107,11 +108,12 @@ class PGD:
 
         def inner(delta: Tensor) -> Tensor:
             nonlocal checked
-            logits = model(x + delta)
+            point = x + delta
+            logits = model(point)
             if not checked:  # once per attack: reading the labels waits for the device
                 check_scores(logits, y)
                 checked = True
-            return -value(logits)
+            return -value(connected(logits, point))
 
         try:
             return projected_descent(inner, start, constraint, self.rule, self.steps)

@@ -209,6 +209,7 @@ def export(arguments: list[str]) -> int:
 def listing(arguments: list[str]) -> int:
     """Show what there is: doubly list methods|attacks|models|datasets|recipes [BEGINNING]."""
     from doubly.attacks import ATTACKS
+    from doubly.attacks.autoattack import AutoAttack
     from doubly.data import DATASETS
     from doubly.methods import METHODS
     from doubly.models import MODELS
@@ -220,7 +221,7 @@ def listing(arguments: list[str]) -> int:
 
     tables: dict[str, Mapping[str, Any]] = {
         "methods": METHODS,
-        "attacks": ATTACKS,
+        "attacks": {**ATTACKS, "autoattack": AutoAttack},
         "models": MODELS,
         "datasets": DATASETS,
         "recipes": RECIPES,

@@ -1,35 +1,40 @@
 """doubly evaluate and doubly compare."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from doubly.cli.options import parsed, taken
-from doubly.errors import UsageError
+from doubly.cli.shown import say, show, show_differences
+from doubly.errors import Interrupted, UsageError
 
 
 def evaluate(arguments: list[str], out: Console, err: Console) -> int:
+    from doubly.runs.progress import bar_columns
+
     options, changes = _options(arguments)
-    if options.jobs > 1 and not options.how.sharded and (options.autoattack or options.quick):
-        _shards(arguments, options.jobs)
-    with Progress(*_columns(), console=err, disable=not err.is_terminal) as progress:
-        watch = _Watch(err, progress)
-        result = _run(options, watch) if options.directory is not None else _own(options, changes, watch)
+    with _stopping():
+        if options.jobs > 1 and not options.how.sharded:
+            _shards(arguments, options.jobs, err)
+        with Progress(*bar_columns(), console=err, disable=not err.is_terminal) as progress:
+            watch = _Watch(err, progress)
+            run = _run if options.directory is not None else _own
+            result, place = run(options, changes, watch)
     if options.how.sharded:
-        chunks = result.autoattack["chunks"]
-        out.print(f"{chunks} chunks are done; without --shard they are put together", highlight=False)
+        say(out, f"{result.autoattack['chunks']} chunks are done; without --shard they are put together")
         return 0
-    title = options.directory or options.model
-    show(result, f"{title}", out)
+    show(result, str(options.directory or options.model), out)
+    say(out, f"wrote {place / 'evaluation.json'} and {place / 'evaluation.npz'}")
     return 0
 
 
@@ -41,7 +46,8 @@ def _options(arguments: list[str]) -> tuple[Any, list[str]]:
     @dataclass(frozen=True)
     class Options:
         """Measure a run directory, or any network (--model, --weights, --data): per class, with intervals, and whether
-        the numbers can be trusted. Writes evaluation.json and evaluation.npz."""
+        the numbers can be trusted. Writes evaluation.json and evaluation.npz. --set FIELD=JSON changes a field of the
+        dataset, as in --set batches=2."""
 
         directory: Annotated[Path | None, tyro.conf.Positional] = None
         """run directory"""
@@ -55,7 +61,7 @@ def _options(arguments: list[str]) -> tuple[Any, list[str]]:
         """its two attacks APGD-CE and APGD-T only: RA-APGD, which is not RA-AA but rarely far from it"""
         threat: Literal["linf", "l2"] | None = None
         """what the attacker may do; the run's own, or linf, if not given"""
-        epsilon: float | None = None
+        epsilon: str | None = None
         """its radius, as in 8/255; the run's own, 8/255 for linf and 0.5 for l2, if not given"""
         jobs: int = 1
         """processes that share AutoAttack's chunks"""
@@ -66,7 +72,7 @@ def _options(arguments: list[str]) -> tuple[Any, list[str]]:
         model: str | None = None
         """package.module:function that builds your network"""
         weights: str | None = None
-        """its weights: safetensors, or a state dict saved by torch"""
+        """its weights: safetensors, or a state dict saved by torch; none if the function fills them in"""
         data: str | None = None
         """its images: a dataset, a recipe, a folder of class folders, or an .npz or .safetensors file; the test part
         is measured"""
@@ -80,6 +86,8 @@ def _options(arguments: list[str]) -> tuple[Any, list[str]]:
         raise UsageError("give --autoattack or --quick: the second is part of the first")
     if options.jobs < 1:
         raise UsageError(f"jobs run in at least 1 process, got {options.jobs}")
+    if (options.jobs > 1 or options.how.sharded) and not {"autoattack", "quick"} & set(_attacks(options)):
+        raise UsageError("--jobs and --shard share AutoAttack's chunks: add --autoattack or --quick")
     if options.directory is None and (options.model is None or options.data is None):
         raise UsageError("give a run directory, or --model package.module:function with --weights FILE and --data NAME")
     if options.directory is not None and (options.data or options.weights or changes):
@@ -93,22 +101,23 @@ def _attacks(options: Any) -> tuple[str, ...]:
 
 
 def _threat(options: Any, own: Any) -> Any:
-    """As asked for; None leaves a run its own."""
+    """As asked for; `own` where nothing is, and its radius where only the same kind is."""
+    from doubly.runs.saved_config import fraction
     from doubly.threat import THREATS, LinfBall
 
-    if options.threat is None and options.epsilon is None:
-        return own
-    kind = THREATS[options.threat] if options.threat else type(own) if own is not None else LinfBall
-    return kind() if options.epsilon is None else kind(options.epsilon)
+    kind = THREATS[options.threat] if options.threat else LinfBall if own is None else type(own)
+    if options.epsilon is not None:
+        return kind(fraction(options.epsilon))
+    return own if options.threat is None or type(own) is kind else kind()
 
 
-def _run(options: Any, watch: Any) -> Any:
+def _run(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
     from doubly.runs import evaluate_run, load_run
     from doubly.runs.own_model import OwnModel
 
     own = load_run(options.directory).probe.attack.threat
     threat = _threat(options, own)
-    return evaluate_run(
+    result = evaluate_run(
         options.directory,
         options.checkpoint,
         OwnModel(options.model) if options.model else None,
@@ -119,103 +128,104 @@ def _run(options: Any, watch: Any) -> Any:
         how=options.how,
         watch=watch,
     )
+    return result, options.how.output or options.directory
 
 
-def _own(options: Any, changes: list[str], watch: Any) -> Any:
+def _own(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
     from doubly.cli.sources import run_of
     from doubly.runs import evaluate
     from doubly.runs.build import chosen_device, load_splits
     from doubly.runs.own_model import OwnModel
+    from doubly.seeding import global_generators
 
     splits = load_splits(run_of(options.data, options.data_root, changes))
     test = splits.test
-    model = OwnModel(options.model, options.weights).build(test.x.shape[1], len(test.classes), [0.0], [1.0])
+    with global_generators(0):  # a function that fills nothing in draws the same network each time
+        model = OwnModel(options.model, options.weights).build(test.x.shape[1], len(test.classes), [0.0], [1.0])
     about = {"model": options.model, "weights": options.weights, "split": "test"}
     about |= {"note": splits.note} if splits.note else {}
-    place = options.how.output or Path("evaluations") / Path(options.weights or options.model.replace(":", "-")).stem
+    name = Path(options.weights).stem if options.weights else options.model.replace(":", "-")
+    place = options.how.output or Path("evaluations") / name
     settings = {**asdict(options.how), "output": place}
     model.to(chosen_device(options.device))
-    return evaluate(model, test, _threat(options, None), _attacks(options), watch=watch, about=about, **settings)
+    threat = _threat(options, None)
+    return evaluate(model, test, threat, _attacks(options), watch=watch, about=about, **settings), place
 
 
-def _shards(arguments: Sequence[str], jobs: int) -> None:
-    """Every job does its chunks in a process of its own, with its share of the cores; this one puts them together."""
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end it with a sentence: what AutoAttack wrote is whole at any time."""
+    asked = signal.SIGINT
+
+    def terminate(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked = signal.SIGTERM
+        raise KeyboardInterrupt
+
+    alone = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if alone else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        ending = Interrupted("stopped; what AutoAttack has finished is kept, and the same command goes on from there")
+        ending.number = asked
+        raise ending from None
+    finally:
+        if alone:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _later() -> Iterator[None]:
+    """Signals that come inside are heard after it."""
+    came: list[int] = []
+    alone = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if alone else ()
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for late in came:
+        signal.raise_signal(late)
+
+
+def _shards(arguments: Sequence[str], jobs: int, err: Console) -> None:
+    """Every job does its chunks in a process of its own, with its share of the cores; the caller puts them together."""
     from doubly.runs.pool import cores
 
     words = list(arguments)
     taken(words, "--jobs")
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores() // jobs))}
     command = [sys.executable, "-m", "doubly", "evaluate", *words, "--shard"]
-    processes = [
-        subprocess.Popen([*command, str(k), str(jobs)], env=environment, stdout=subprocess.DEVNULL) for k in range(jobs)
-    ]
+    problems: list[str] = []
+
+    def relay(lines: Any) -> None:
+        for line in lines:
+            if line.startswith("doubly: "):
+                problems.append(line.removeprefix("doubly: ").strip())
+            else:
+                say(err, line.rstrip("\n"))
+
+    processes, readers = [], []
     try:
+        with _later():  # a process that has begun is one that will be ended
+            for k in range(jobs):
+                pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+                processes.append(subprocess.Popen([*command, str(k), str(jobs)], env=environment, **pipes))  # type: ignore[call-overload]
+                readers.append(threading.Thread(target=relay, args=(processes[-1].stderr,), daemon=True))
+                readers[-1].start()
         codes = [process.wait() for process in processes]
-    except BaseException:
+    finally:
         for process in processes:
             process.terminate()
-        raise
+        for process, reader in zip(processes, readers, strict=True):
+            process.wait()
+            reader.join()
+            process.stderr.close()
     if any(codes):
-        raise UsageError("a process of --jobs failed, see above; what is done is kept, and the same command goes on")
-
-
-def show(result: Any, title: str, out: Console) -> None:
-    """Per class, on all, on the tail; then whether to believe it."""
-    from doubly.evaluation.summary import key_of, summary
-
-    labels = {"clean": "SA", "pgd": "RA-PGD", "margin": "RA-margin", "autoattack": result.label}
-    columns = {name: labels.get(name, f"RA-{name}") for name in result.answers}
-    table = Table(
-        "", "n", *columns.values(), title=f"{title}, % with 95 % intervals", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    found = summary(result)
-    for name, row in found["per_class"].items():
-        cells = [_cell(row[key_of(result, a)], row[f"{key_of(result, a)}_interval"], 0) for a in columns]
-        table.add_row(name, str(row["n"]), *cells)
-    table.add_section()
-    ends = found["intervals"]
-    cells = [_cell(result.accuracy(a), ends[key_of(result, a)]) for a in columns]
-    table.add_row("all", str(result.n), *cells, style="bold")
-    share = f"{100 * result.tail_share:.0f}"
-    cells = [_cell(result.tail(a)[0], result.interval(a, "tail")[1:]) for a in result.attacks]
-    table.add_row(f"RA-Tail-{share}", "", "", *cells)
-    cells = [_cell(result.worst(a)[1], ends[f"worst_{key_of(result, a)}"]) for a in result.attacks]
-    table.add_row("worst class", "", "", *cells)
-    out.print(table)
-    for attack in result.attacks:
-        _say(out, f"tail under {columns[attack]}: {', '.join(result.tail(attack)[1])}")
-    if result.autoattack:
-        about = result.autoattack
-        n = found["autoattack"]["n"] if "autoattack" in result.answers else "0"
-        said = "".join(f"; {text}" for text in about["substitutions"])
-        _say(
-            out,
-            f"{about['label']}: {about['reference']}, n = {n}, epsilon {about['epsilon']:.6g}, {about['norm']}{said}",
-        )
-    if result.trust:
-        _panel(result.trust, out)
-
-
-def _panel(trust: Any, out: Console) -> None:
-    table = Table("check", "verdict", "what was found", title=f"can it be trusted? {trust['verdict']}")
-    for line in trust["lines"]:
-        style = {"suspicious": "red", "not measured": "dim"}.get(line["verdict"])
-        table.add_row(line["name"], line["verdict"], line["text"], style=style)
-    out.print(table)
-
-
-def _cell(value: float | None, ends: Any, digits: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f} ({100 * ends[0]:.0f}–{100 * ends[1]:.0f})"
-
-
-def _say(out: Console, text: str) -> None:
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _columns() -> list[Any]:
-    from doubly.runs.progress import bar_columns
-
-    return bar_columns()
+        raise UsageError(problems[0] if problems else "a process of --jobs failed; the same command goes on from there")
 
 
 class _Watch:
@@ -224,14 +234,21 @@ class _Watch:
     def __init__(self, console: Console, progress: Progress) -> None:
         self.console, self.progress = console, progress
         self.task: Any = None
+        self.ensemble: Any = None
 
     def say(self, sentence: str) -> None:
-        _say(self.console, sentence)
+        say(self.console, sentence)
 
     def images(self, done: int, of: int) -> None:
         if self.task is None:
             self.task = self.progress.add_task("attacking", total=of)
         self.progress.update(self.task, completed=done)
+
+    def left(self, seconds: float | None) -> None:
+        if seconds is not None and self.console.is_terminal:
+            if self.ensemble is None:
+                self.ensemble = self.progress.add_task("AutoAttack", total=None)
+            self.progress.update(self.ensemble, description=f"AutoAttack, about {_duration(seconds)} left")
 
     def attack(self, chunk: int, of: int, part: str, standing: int, left: float | None) -> None:
         rest = "" if left is None else f", about {_duration(left)} left"
@@ -265,13 +282,6 @@ def compare(arguments: list[str], out: Console) -> int:
     from doubly.evaluation.result import EvalResult
 
     ours, theirs = EvalResult.load(options.first), EvalResult.load(options.second)
-    table = Table(
-        "", "n", "average", "tail", "worst class", "only first right", "only second right", "p (McNemar)",
-        title=f"{options.first} minus {options.second}, points with 95 % intervals",
-    )  # fmt: skip
-    for row in differences(ours, theirs, options.resamples, options.seed):
-        intervals = [f"{100 * i.value:+.1f} ({100 * i.low:+.1f} to {100 * i.high:+.1f})" for i in row[2:5]]
-        test = row.test
-        table.add_row(row.attack, str(row.n), *intervals, str(test.first_only), str(test.second_only), f"{test.p:.2g}")
-    out.print(table)
+    rows = differences(ours, theirs, options.resamples, options.seed)
+    show_differences(rows, ours, f"{options.first} minus {options.second}", out)
     return 0

@@ -4,10 +4,14 @@ A chunk is a fixed range of images. Its file is replaced as a whole after each a
 after the last attack that ended; processes that share a folder work on different chunks and never on one file.
 """
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +37,9 @@ class Chunks:
         if file.is_file():
             self._check(read_json(file), file)
         else:
-            try:
+            with self._writing():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_json(file, dict(self.key))
-            except OSError as problem:
-                raise UsageError(
-                    f"{self.folder} cannot hold the state of an evaluation ({problem.strerror}): choose another folder"
-                ) from None
 
     def _check(self, found: Any, file: Path) -> None:
         found = found if isinstance(found, dict) else {}
@@ -53,34 +53,72 @@ class Chunks:
 
     def read(self, index: int) -> dict[str, Any] | None:
         """What is known of a chunk; None if nothing."""
-        file = self._file(index)
+        file = self.file(index)
         if file is None or not file.is_file():
             return None
         found = read_json(file)
-        if not isinstance(found, dict) or found.get("schema") != SCHEMA or found.get("chunk") != index:
+        if not _is_state(found) or found.get("schema") != SCHEMA or found.get("chunk") != index:
             raise UsageError(f"{file} does not hold the state of chunk {index}: delete it, and it is done again")
-        return found
+        if found.get("key") != self.digest:
+            raise UsageError(f"{file} belongs to another evaluation: delete it, and it is done again")
+        state: dict[str, Any] = found
+        return state
 
     def write(self, index: int, found: Mapping[str, Any]) -> None:
-        file = self._file(index)
+        file = self.file(index)
         if file is not None:
-            write_json(file, {"schema": SCHEMA, "chunk": index, **found})
+            with self._writing():
+                write_json(file, {**found, "schema": SCHEMA, "chunk": index, "key": self.digest})
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(dict(self.key), sort_keys=True).encode()).hexdigest()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            raise UsageError(
+                f"{self.folder} cannot hold the state of an evaluation ({problem.strerror}): make room or choose "
+                "another folder; what is in it stays"
+            ) from None
 
     def write_images(self, index: int, part: str, images: Mapping[int, NDArray[Any]]) -> None:
         """The images that an attack turned, by their row in the chunk."""
         if self.folder is not None and images:
             temporary = self.folder / f".images-{index:05d}-{part}.npz"
-            np.savez(temporary, rows=np.array(list(images), dtype=np.int64), images=np.stack(list(images.values())))
-            temporary.replace(self._images(index, part))
+            with self._writing():
+                np.savez(temporary, rows=np.array(list(images), dtype=np.int64), images=np.stack(list(images.values())))
+                temporary.replace(self._images(index, part))
 
     def read_images(self, index: int, part: str) -> dict[int, NDArray[Any]]:
         if self.folder is None or not self._images(index, part).is_file():
             return {}
-        with np.load(self._images(index, part), allow_pickle=False) as kept:
-            return dict(zip(kept["rows"].tolist(), kept["images"], strict=True))
+        try:
+            with self._images(index, part).open("rb") as raw, np.load(raw, allow_pickle=False) as kept:
+                return dict(zip(kept["rows"].tolist(), kept["images"], strict=True))
+        except (OSError, ValueError, EOFError, KeyError, BadZipFile):
+            raise UsageError(
+                f"{self._images(index, part)} cannot be read: delete the folder to have the images made again"
+            ) from None
 
     def _images(self, index: int, part: str) -> Path:
         return (self.folder or Path()) / f"images-{index:05d}-{part}.npz"
 
-    def _file(self, index: int) -> Path | None:
+    def file(self, index: int) -> Path | None:
         return None if self.folder is None else self.folder / f"chunk-{index:05d}.json"
+
+
+def _is_state(found: Any) -> bool:
+    """Whether a file holds what `write` was given by the driver."""
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), list) for name in ("clean", "attacks")):
+        return False
+    needed, n = {"name", "broken", "answers", "warnings", "seconds", "largest", "made", "outside"}, len(found["clean"])
+    return all(
+        isinstance(each, dict)
+        and needed <= set(each)
+        and len(each["broken"]) == len(each["answers"])
+        and all(isinstance(row, int) and 0 <= row < n for row in each["broken"])
+        for each in found["attacks"]
+    )

@@ -43,7 +43,8 @@ class Difference(NamedTuple):
 
 def compare(first: EvalResult, second: EvalResult, resamples: int = 2000, seed: int = 0) -> list[Difference]:
     """One difference for each attack that both results have; refuses different samples and different attacks."""
-    if not np.array_equal(first.y, second.y) or first.classes != second.classes:
+    shared_names = min(len(first.names), len(second.names))  # one of them may know more classes than the data
+    if not np.array_equal(first.y, second.y) or first.names[:shared_names] != second.names[:shared_names]:
         raise UsageError("the two evaluations are of different samples: evaluate both models on the same images")
     pairs = [
         (what, first.protocol.get(what), second.protocol.get(what)) for what in ("data_sha256", "attack", "attacks")
@@ -71,7 +72,7 @@ def _difference(first: EvalResult, second: EvalResult, attack: str, resamples: i
     a, b, y = first.correct[attack][both], second.correct[attack][both], first.y[both]
 
     def tail_of(correct: Bools, labels: Ints) -> float:
-        return tail(per_class(correct, labels, len(first.classes)), first.tail_share, first.tail_rounding)[0]
+        return tail(per_class(correct, labels, int(y.max()) + 1), first.tail_share, first.tail_rounding)[0]
 
     def interval(statistic: Statistic) -> Interval:
         return bootstrap_difference(a, b, y, statistic, resamples, seed)

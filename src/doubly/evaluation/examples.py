@@ -1,8 +1,9 @@
 """Attacked images for others to look at and to score: as arrays, exactly, or as PNG, in whole grey levels."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,6 +13,13 @@ from doubly.errors import UsageError
 from doubly.threat import LinfBall, Threat
 
 Format = Literal["png", "npz"]
+
+
+def check_format(kind: str, channels: int) -> None:
+    if kind not in get_args(Format):
+        raise UsageError(f"attacked images are saved as {' or '.join(get_args(Format))}, got '{kind}'")
+    if kind == "png" and channels not in (1, 3):
+        raise UsageError(f"a PNG has 1 or 3 channels, these images have {channels}: save them as npz")
 
 
 def quantised(attacked: Tensor, clean: Tensor, threat: Threat) -> Tensor:
@@ -35,20 +43,23 @@ def save_examples(
     answer: Callable[[Tensor], Tensor],
 ) -> dict[str, Any]:
     """Write the images, read them back, and score what was read: the share that the network still gets right."""
+    check_format(kind, attacked.shape[1])
     folder.mkdir(parents=True, exist_ok=True)
+    for old in (*folder.glob("[0-9]*-class[0-9]*.png"), *folder.glob("examples.npz")):
+        old.unlink()
     if kind == "npz":
         np.savez(folder / "examples.npz", x=attacked.cpu().numpy(), y=y.cpu().numpy(), ids=ids.cpu().numpy())
         with np.load(folder / "examples.npz", allow_pickle=False) as kept:
             again = torch.from_numpy(kept["x"])
     else:
-        if attacked.shape[1] not in (1, 3):
-            raise UsageError(f"a PNG has 1 or 3 channels, these images have {attacked.shape[1]}: save them as npz")
         names = [f"{int(i):06d}-class{int(label):03d}.png" for i, label in zip(ids, y, strict=True)]
         again = _pictures(folder, names, quantised(attacked, clean, threat).cpu())
     answers = answer(again.to(attacked.device)).cpu()
+    length = (again.to(clean.device) - clean).flatten(1).norm(torch.inf if isinstance(threat, LinfBall) else 2, dim=1)
     return {
         "format": kind,
         "n": len(y),
+        "outside": int((length > getattr(threat, "radius", math.inf) + 1e-6).sum()),
         "accuracy": float((answers == y.cpu()).float().mean()),
         "accuracy_before": float((answer(attacked).cpu() == y.cpu()).float().mean()),
     }

@@ -74,8 +74,10 @@ def bootstrap_difference(
 
 def _resampled(y: Ints, resamples: int, seed: int) -> Iterator[Ints]:
     """Positions drawn with replacement, each from the class of the sample it stands for: the labels stay `y`."""
-    if resamples < 1 or not len(y):
-        raise UsageError(f"{resamples} resamples of {len(y)} samples: give at least one of each")
+    if resamples < 1 or not len(y) or seed < 0:
+        raise UsageError(
+            f"{resamples} resamples of {len(y)} samples with seed {seed}: give at least one of each, and a seed >= 0"
+        )
     generator = np.random.default_rng(seed)
     by_class = np.argsort(y, kind="stable")
     counts = np.bincount(y)

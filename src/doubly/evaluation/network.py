@@ -27,9 +27,7 @@ def check_network(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
                 f"the model answers the same images differently each time (by {chance:.2g} of the spread of its "
                 "logits): attacks need a deterministic network; take out what draws random numbers in evaluation mode"
             )
-        few = slice(0, min(len(x), 8))
-        alone = torch.cat([_answered(model, x[i : i + 1], y[i : i + 1], SEEDS[0]) for i in range(len(x[few]))])
-        company = float((first[few] - alone).abs().max()) / spread
+        company = _alone(model, x[:8], y[:8], first[:8]) / spread
         if company > ROUNDING:
             raise UsageError(
                 f"the model answers an image alone otherwise than in a batch (by {company:.2g} of the spread of its "
@@ -38,16 +36,25 @@ def check_network(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
     return {"repeat": chance, "batch": company}
 
 
+def _alone(model: nn.Module, x: Tensor, y: Tensor, together: Tensor) -> float:
+    """The largest difference between the answers to images one by one and together; infinite where one alone fails."""
+    try:
+        alone = torch.cat([_answered(model, x[i : i + 1], y[i : i + 1], SEEDS[0]) for i in range(len(x))])
+    except UsageError:
+        return float("inf")
+    return float((together - alone).abs().max())
+
+
 def _answered(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Tensor:
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             logits: Tensor = model(x)
-    except (RuntimeError, TypeError, ValueError) as problem:
-        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+    except Exception as problem:  # whatever somebody's network raises
+        reason = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]:.160}"
         raise UsageError(
-            f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason:.160}): give images of the size, "
-            "channels and type that it was built for"
+            f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason}): give images of the size, channels "
+            "and type that it was built for"
         ) from None
     check_logits(logits, y)
     return logits
@@ -65,7 +72,7 @@ def _check_range(logits: Tensor) -> None:
 def model_sha256(model: nn.Module) -> str:
     """Of the weights, buffers and structure. A forward that does something else is found by its answers."""
     digest = hashlib.sha256(repr(model).encode())
-    for name, tensor in model.state_dict().items():
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

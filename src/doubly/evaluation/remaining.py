@@ -21,7 +21,7 @@ class Remaining:
         }
         self.work = {part: each[part] for part in attack.parts}
         self.images, self.size, self.clock = images, size, clock
-        self.begun = clock()
+        self.begun: float | None = None  # when the first chunk began
         self.passed = 0  # by this process, in all
         self.inside = 0  # since the attack that is running began
         self.seen = 0  # images of the chunks that are over or running
@@ -31,6 +31,7 @@ class Remaining:
 
     def enter(self, images: int, standing: int, parts: list[Part]) -> None:
         """A chunk begins: so many images, of which so many stand, and these attacks are to come."""
+        self.begun = self.clock() if self.begun is None else self.begun
         self.seen += images
         self.standing, self.left, self.inside = standing, list(parts), 0
         if not parts:  # done by an earlier process
@@ -48,7 +49,7 @@ class Remaining:
 
     def seconds(self) -> float | None:
         """None before anything is known."""
-        if not self.passed:
+        if not self.passed or self.begun is None:
             return None
         here = max(0.0, self.standing * sum(self.work[part] for part in self.left) - self.inside)
         # Chunks to come: as many stand as on average so far, or as here while the first is running.

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
+from doubly.attacks.autoattack import STANDARD
 from doubly.errors import UsageError
 from doubly.evaluation.accuracy import Bools, Floats, Ints, Rounding, confusion, per_class, tail, worst_class
 from doubly.evaluation.intervals import Interval, average_accuracy, bootstrap, wilson, worst_accuracy
-from doubly.evaluation.weights import KLWeights
+from doubly.evaluation.weights import KLWeights, Normalisation
 from doubly.rundir import read_json, write_json
 
 SCHEMA = 2
@@ -39,6 +41,8 @@ class EvalResult:
     trust: Mapping[str, Any] = field(default_factory=dict)
     tail_share: float = 0.3
     tail_rounding: Rounding = "round"
+    weights_r: tuple[float, ...] = (10.0, 1.0, 0.1)
+    weights_normalise: Normalisation = "batch"
 
     def __post_init__(self) -> None:
         if "clean" not in self.answers:
@@ -63,12 +67,21 @@ class EvalResult:
     @property
     def ra_aa(self) -> float:
         """Under AutoAttack; refused unless all four attacks ran to their end."""
-        if self.label != "RA-AA" or "autoattack" not in self.answers:
+        if not self.whole:
             raise UsageError('there is no RA-AA: evaluate with attacks=[…, "autoattack"], to the end')
         return self.accuracy("autoattack")
 
     @property
+    def whole(self) -> bool:
+        """Whether all four attacks of AutoAttack ran to their end on every chunk."""
+        about = self.autoattack
+        ended = about.get("label") == "RA-AA" and bool(about.get("complete"))
+        return ended and "autoattack" in self.answers and tuple(self.after) == STANDARD
+
+    @property
     def ra_tail_30(self) -> float:
+        if self.tail_share != 0.3:
+            raise UsageError(f"RA-Tail-30 is of 30 % of the classes, here it is {self.tail_share:.0%}: use tail('pgd')")
         return self.tail("pgd")[0]
 
     @property
@@ -92,6 +105,12 @@ class EvalResult:
     def accuracy(self, attack: str) -> float:
         return float(np.mean(self.measured(attack)[0]))
 
+    def worst_case(self) -> tuple[float, int]:
+        """Share of samples that stand against all attacks, each taken by itself, and how many samples had them all."""
+        run = np.logical_and.reduce([given != NOT_MEASURED for given in self.answers.values()])
+        held = np.logical_and.reduce([right[run] for right in self.correct.values()])
+        return (float(np.mean(held)) if run.any() else math.nan), int(run.sum())
+
     def per_class(self, attack: str) -> Floats:
         return per_class(*self.measured(attack), len(self.classes))
 
@@ -105,6 +124,7 @@ class EvalResult:
         return self.names[index], value
 
     def confusion(self, attack: str) -> list[list[int]]:
+        self.measured(attack)
         run = self.answers[attack] != NOT_MEASURED
         counts: list[list[int]] = confusion(self.answers[attack][run], self.y[run], len(self.classes)).tolist()
         return counts
@@ -112,25 +132,30 @@ class EvalResult:
     def interval(self, attack: str, of: str = "average", resamples: int = 1000) -> Interval:
         """95 %: Wilson's for the average, bootstrap for `tail` and `worst`.
 
-        Resamples of classes that are wrong, or right, throughout do not vary: Wilson's interval of their samples then.
+        The weakest classes of a sample look weaker than the weakest classes are, and those of a resample weaker still:
+        so the bootstrap's distances from the value are turned round, which takes that out; and the interval is made to
+        hold Wilson's for the samples of the classes that were picked.
         """
         correct, y = self.measured(attack)
         if of == "average":
             return Interval(average_accuracy(correct, y), *wilson(int(correct.sum()), len(correct)))
-        found = bootstrap(correct, y, self._tail_of if of == "tail" else worst_accuracy, resamples)
-        if found.low < found.high:
-            return found
-        accuracies = self.per_class(attack)
-        picked = (
-            tail(accuracies, self.tail_share, self.tail_rounding)[1] if of == "tail" else worst_class(accuracies)[0]
-        )
+        if of not in ("tail", "worst"):
+            raise UsageError(f"an interval is of the average, tail or worst, got '{of}'")
+        value, low, high = bootstrap(correct, y, self._tail_of if of == "tail" else worst_accuracy, resamples)
+        accuracies, share, rounding = self.per_class(attack), self.tail_share, self.tail_rounding
+        picked = tail(accuracies, share, rounding)[1] if of == "tail" else worst_class(accuracies)[0]
         among = np.isin(y, picked)
-        return Interval(found.value, *wilson(int(correct[among].sum()), int(among.sum())))
+        fixed = wilson(int(correct[among].sum()), int(among.sum()))
+        return Interval(
+            value, max(0.0, min(value, 2 * value - high, fixed[0])), min(1.0, max(value, 2 * value - low, fixed[1]))
+        )
 
     def _tail_of(self, correct: Bools, y: Ints) -> float:
         return tail(per_class(correct, y, len(self.classes)), self.tail_share, self.tail_rounding)[0]
 
-    def weights(self, r: float = 1.0, normalise: str = "batch", batch: int = 128, attack: str = "pgd") -> KLWeights:
+    def weights(
+        self, r: float = 1.0, normalise: Normalisation = "batch", batch: int = 128, attack: str = "pgd"
+    ) -> KLWeights:
         """The KL weights of the samples at this r (figure 5)."""
         if attack not in self.losses:
             raise UsageError(f"this evaluation kept no losses under '{attack}': evaluate again with that attack")
@@ -151,48 +176,60 @@ class EvalResult:
 
         return summary(self)
 
-    def save(self, folder: Path, **more: Any) -> None:
+    def save(self, folder: Path | str, **more: Any) -> None:
         """evaluation.json, which people read, and evaluation.npz, which everything derives from."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {"y": self.y, "ids": np.arange(self.n) if self.ids is None else self.ids}
         arrays |= {**self.answers, **{f"{name}_losses": values for name, values in self.losses.items()}}
         arrays |= {f"after_{name}": values for name, values in self.after.items()}
+        if "pgd" in self.losses and self.weights_r:
+            arrays["weights"] = np.stack([self.weights(r, self.weights_normalise).weights for r in self.weights_r])
         unfinished = folder / ".evaluation.npz"
         np.savez(unfinished, **arrays)
         unfinished.replace(folder / "evaluation.npz")
         write_json(folder / "evaluation.json", {**more, **self.summary()})
 
     @staticmethod
-    def load(folder: Path) -> "EvalResult":
+    def load(folder: Path | str) -> "EvalResult":
         """What `save` wrote; the validation part is not kept."""
+        folder = Path(folder)
         about = read_json(folder / "evaluation.json")
         if not isinstance(about, dict) or about.get("schema") not in (1, SCHEMA):
             raise UsageError(f"{folder / 'evaluation.json'} is of another version: run `doubly evaluate` again")
         try:
-            with np.load(folder / "evaluation.npz", allow_pickle=False) as kept:
+            with (folder / "evaluation.npz").open("rb") as raw, np.load(raw, allow_pickle=False) as kept:
                 arrays = {name: kept[name] for name in kept.files}
-        except (OSError, ValueError) as problem:
+            return _assembled(about, arrays)
+        except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, BadZipFile) as problem:
             raise UsageError(
-                f"{folder / 'evaluation.npz'} cannot be read ({problem!s:.80}): run `doubly evaluate` again"
+                f"{folder}: evaluation.json and evaluation.npz hold no whole evaluation ({type(problem).__name__}: "
+                f"{problem!s:.60}): run `doubly evaluate` again"
             ) from None
-        losses = {name.removesuffix("_losses"): arrays.pop(name) for name in list(arrays) if name.endswith("_losses")}
-        after = {name.removeprefix("after_"): arrays.pop(name) for name in list(arrays) if name.startswith("after_")}
-        share, rounding = about.get("tail", {}).get("share", 0.3), about.get("tail", {}).get("rounding", "round")
-        return EvalResult(
-            arrays.pop("y"),
-            tuple(about["per_class"]),
-            {"clean": arrays.pop("clean"), **{name: value for name, value in arrays.items() if name != "ids"}},
-            about["protocol"],
-            arrays["ids"],
-            losses,
-            after,
-            about.get("autoattack", {}),
-            None,
-            about.get("examples", {}),
-            about.get("trust", {}),
-            share,
-            rounding,
-        )
+
+
+def _assembled(about: Mapping[str, Any], arrays: dict[str, Any]) -> EvalResult:
+    losses = {name.removesuffix("_losses"): arrays.pop(name) for name in list(arrays) if name.endswith("_losses")}
+    arrays.pop("weights", None)
+    after = {name.removeprefix("after_"): arrays.pop(name) for name in list(arrays) if name.startswith("after_")}
+    share, rounding = about.get("tail", {}).get("share", 0.3), about.get("tail", {}).get("rounding", "round")
+    return EvalResult(
+        arrays.pop("y"),
+        tuple(about["per_class"]),
+        {"clean": arrays.pop("clean"), **{name: value for name, value in arrays.items() if name != "ids"}},
+        about["protocol"],
+        arrays["ids"],
+        losses,
+        after,
+        about.get("autoattack", {}),
+        None,
+        about.get("examples", {}),
+        about.get("trust", {}),
+        share,
+        rounding,
+        tuple(part["r"] for part in about.get("weights", [])),
+        about["weights"][0]["normalise"] if about.get("weights") else "batch",
+    )
 
 
 def distinct(names: Sequence[str]) -> list[str]:

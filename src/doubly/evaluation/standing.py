@@ -50,6 +50,7 @@ class Standing:
     outside: int = 0  # examples that left the ball or the image range, which do not count
     done: int = 0
     chunks: int = 0
+    broken: int = 0
     examples: dict[int, Tensor] = field(default_factory=dict)  # position -> attacked image, if asked for
 
     @property
@@ -110,6 +111,11 @@ class Driver:
                 f"{self.chunks.folder}: the network answers the clean images of chunk {index} otherwise than when the "
                 "chunk was begun; evaluate the same network on the same machine, or delete that folder"
             )
+        names = [done["name"] for done in found["attacks"]]
+        if names != list(self.attack.parts[: len(names)]):
+            raise UsageError(
+                f"{self.chunks.file(index)} holds attacks in another order, {names}: delete it, and it is done again"
+            )
         answers = clean.clone()
         for done in found["attacks"]:
             kept = self.chunks.read_images(index, done["name"]) if self.keep else {}
@@ -141,6 +147,8 @@ class Driver:
         if len(standing):
             index = standing.to(y.device)
             attacked = self.attack.perturb(part, self.forward, x[index], y[index], self.classes, said.append)
+            finite = flat(attacked).isfinite().all(1)
+            attacked[~finite] = x[index][~finite]  # what is no image turns nothing
             length = self._length(attacked - x[index])
             inside = (length <= 1 + TOLERANCE / self.attack.threat.radius) & _in_range(attacked)
             judged = self._judged(attacked, y[index])
@@ -152,7 +160,7 @@ class Driver:
             outcome |= {
                 "made": len(standing),
                 "largest": float(length.max()),
-                "outside": int((turned & ~inside.cpu()).sum()),
+                "outside": int((turned & ~inside.cpu()).sum() + (~finite).sum()),
             }
             images = dict(zip(rows.tolist(), attacked[broken.to(y.device)].cpu(), strict=True)) if self.keep else {}
         return outcome | {"warnings": sorted(set(said)), "seconds": time.perf_counter() - begun}, images
@@ -193,6 +201,7 @@ class Driver:
             sum(o["outside"] for o in done),
             len(known),
             self.count,
+            sum(len(o["broken"]) for o in done),
         )
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from doubly.attacks.autoattack import STANDARD
-from doubly.evaluation.accuracy import per_class, tail
+from doubly.evaluation.accuracy import Floats, per_class, tail
 from doubly.evaluation.intervals import wilson
 from doubly.evaluation.result import SCHEMA, EvalResult, number
 
@@ -16,16 +15,8 @@ LEVEL = 0.95
 def key_of(result: EvalResult, attack: str) -> str:
     """The field of an accuracy; ra_aa only for the whole of AutoAttack."""
     if attack == "autoattack":
-        return (
-            "ra_aa" if whole(result) else "ra_" + result.label.removeprefix("RA-").lower().partition(";")[0].strip("()")
-        )
+        return "ra_aa" if result.whole else "ra_apgd" if result.label == "RA-APGD" else "ra_autoattack_in_part"
     return KEYS.get(attack, f"ra_{attack}")
-
-
-def whole(result: EvalResult) -> bool:
-    """Whether all four attacks ran to their end on every chunk."""
-    about = result.autoattack
-    return about.get("label") == "RA-AA" and bool(about.get("complete")) and tuple(result.after) == STANDARD
 
 
 def summary(result: EvalResult) -> dict[str, Any]:
@@ -42,14 +33,19 @@ def summary(result: EvalResult) -> dict[str, Any]:
         name, value = result.worst(attack)
         found["worst_class" if attack == "pgd" else f"worst_class_{key}"] = {"name": name, key: value}
         intervals |= {key: _ends(result, attack, "average"), f"worst_{key}": _ends(result, attack, "worst")}
+    value, n = result.worst_case()
+    found["ra_worst_case"] = {"value": number(value), "n": n}
     found["tail"] = _tails(result)
     found["intervals"] = intervals
     found["per_class"] = _classes(result)
     found["confusion"] = {name: result.confusion(name) for name in result.answers}
     if "pgd" in result.losses:
-        found["weights"] = [result.weights(r).summary(result.names) for r in (10.0, 1.0, 0.1)]  # the paper's r
+        kinds = [result.weights(r, result.weights_normalise) for r in result.weights_r]
+        found["weights"] = [weights.summary(result.names) for weights in kinds]
     if result.autoattack:
-        found["autoattack"] = {**result.autoattack, "accuracy_after": _after(result), "n": _count(result, "autoattack")}
+        found["autoattack"] = dict(result.autoattack)
+    if "autoattack" in result.answers:
+        found["autoattack"] |= {"accuracy_after": _after(result), "n": _count(result, "autoattack")}
     if result.examples:
         found["examples"] = dict(result.examples)
     if result.trust:
@@ -100,13 +96,19 @@ def _tails(result: EvalResult) -> dict[str, Any]:
         other = result.validation
         if other is not None and attack in other.answers:
             accuracies = result.per_class(attack)
-            _, picked = tail(other.per_class(attack), result.tail_share, result.tail_rounding)
+            fit = np.where(np.isnan(accuracies), np.nan, _padded(other.per_class(attack), len(accuracies)))
+            _, picked = tail(fit, result.tail_share, result.tail_rounding)  # of the classes that both have
             found[attack]["validated"] = {
                 "value": number(float(np.mean(accuracies[picked]))),
                 "classes": [result.names[index] for index in picked],
                 "n_validation": other.n,
             }
     return found
+
+
+def _padded(values: Floats, size: int) -> Floats:
+    """Cut or filled up with NaN."""
+    return np.concatenate([values[:size], np.full(max(0, size - len(values)), np.nan)])
 
 
 def _cross_fitted(result: EvalResult, attack: str) -> float | None:

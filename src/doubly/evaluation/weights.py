@@ -5,14 +5,15 @@ as it says (methods.md 1.7). Which r it was drawn at the paper does not say; so 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from doubly.errors import UsageError
 from doubly.evaluation.accuracy import Floats, Ints
 
-NORMALISATIONS = ("batch", "all", "mean_one")
+Normalisation = Literal["batch", "all", "mean_one"]
+NORMALISATIONS = get_args(Normalisation)
 THRESHOLD = 0.001  # the paper's
 
 
@@ -24,22 +25,21 @@ class KLWeights:
     y: Ints
     accuracies: Floats  # (classes,), under the same attack
     r: float
-    normalise: str
+    normalise: Normalisation
     batch: int
 
     @staticmethod
-    def of(losses: Floats, y: Ints, accuracies: Floats, r: float, normalise: str, batch: int) -> "KLWeights":
+    def of(losses: Floats, y: Ints, accuracies: Floats, r: float, normalise: Normalisation, batch: int) -> "KLWeights":
         """batch: they add up to 1 in each batch of that size, in a fixed random order, since test sets come sorted by
         class; all: over all samples; mean_one: n times that."""
         if not r > 0 or batch < 1:
             raise UsageError(f"r must be positive and the batch at least 1, got r = {r:g} and batch = {batch}")
         if normalise not in NORMALISATIONS:
             raise UsageError(f"weights are normalised by {', '.join(NORMALISATIONS)}, got '{normalise}'")
-        size = batch if normalise == "batch" else len(losses)
-        order = np.random.default_rng(0).permutation(len(losses))
+        # Batches of nearly equal size: in a short last one every weight would be larger.
+        count = max(1, round(len(losses) / batch)) if normalise == "batch" else 1
         weights = np.empty(len(losses))
-        for first in range(0, len(losses), size):
-            rows = order[first : first + size]
+        for rows in np.array_split(np.random.default_rng(0).permutation(len(losses)), count):
             weights[rows] = _softmax(losses[rows] / r)
         weights *= len(losses) if normalise == "mean_one" else 1
         return KLWeights(weights, y, accuracies, r, normalise, batch)
@@ -61,7 +61,7 @@ class KLWeights:
         means = self.mean_per_class()
         known = ~np.isnan(means) & ~np.isnan(self.accuracies)
         a, b = means[known], self.accuracies[known]
-        if len(a) < 2 or not np.ptp(a) or not np.ptp(b):
+        if len(a) < 2 or any(np.ptp(values) <= 1e-9 * np.abs(values).max() for values in (a, b)):
             return {"pearson": None, "spearman": None}
         return {"pearson": float(pearsonr(a, b)[0]), "spearman": float(spearmanr(a, b)[0])}
 

@@ -32,10 +32,10 @@ class Answers:
     n: int = 0
     outside: int = 0
     changed: int = 0
-    largest: float = 0.0
+    largest: float | None = None  # of |delta| / epsilon; None where no attack says its ball
 
     @property
-    def examples(self) -> dict[str, float]:
+    def examples(self) -> dict[str, float | None]:
         return {"n": self.n, "outside": self.outside, "changed": self.changed, "largest": self.largest}
 
 
@@ -47,10 +47,12 @@ def answers(
     chunk: int = 500,
     done: Callable[[int], None] = lambda count: None,
     keep: Tensor | None = None,
+    ball: NormBall | None = None,
 ) -> Answers:
     """Attack every image with every attack. The draws belong to the chunk, so `chunk` is part of the protocol.
 
-    `keep`: positions of images whose attacked versions are kept, in rising order.
+    `keep`: positions of images whose attacked versions are kept, in rising order. `ball`: where an attack that does not
+    say its own has to stay.
     """
     if chunk < 1:
         raise UsageError(f"a chunk has at least 1 image, got {chunk}")
@@ -70,7 +72,7 @@ def answers(
                 point = x + attack(model, x, y, generator(seed, 0, index, "evaluation"))
                 logits = _logits(model, point, y)
                 parts[name].append(_judged(logits, y))
-                _recheck(model, logits, point, x, getattr(attack, "threat", None), found)
+                _recheck(model, logits, point, x, getattr(attack, "threat", ball), found)
                 if keep is not None:
                     kept[name].append(point[keep[(keep >= start) & (keep < start + chunk)] - start].cpu())
             done(start + len(y))
@@ -104,6 +106,6 @@ def _recheck(model: nn.Module, first: Tensor, point: Tensor, x: Tensor, threat: 
     outside = (rows.amin(1) < 0) | (rows.amax(1) > 1)
     if isinstance(threat, NormBall):
         length = flat(point - x).norm(torch.inf if isinstance(threat, LinfBall) else 2, dim=1)
-        found.largest = max(found.largest, float(length.max()) / threat.radius)
+        found.largest = max(found.largest or 0.0, float(length.max()) / threat.radius)
         outside |= length > threat.radius + SLACK
     found.outside += int(outside.sum())

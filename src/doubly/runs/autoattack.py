@@ -3,12 +3,14 @@
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from doubly.attacks import attacked
 from doubly.attacks.autoattack import AutoAttack, reference_version, warnings_about
@@ -18,9 +20,11 @@ from doubly.evaluation.chunks import Chunks
 from doubly.evaluation.network import model_sha256
 from doubly.evaluation.remaining import Remaining
 from doubly.evaluation.standing import Driver, Standing
+from doubly.rundir import read_json
 
 Compile = Literal["auto", "yes", "no"]
 WORTH = 180.0  # seconds of uncompiled work from which compiling, half a minute for a small network, pays
+RATES = {"cpu": 4e10, "cuda": 2e12}  # operations per second, roughly: counted and not timed, so that shards agree
 
 
 class Unheard:
@@ -31,6 +35,9 @@ class Unheard:
     def images(self, done: int, of: int) -> None: ...
 
     def attack(self, chunk: int, of: int, part: str, standing: int, left: float | None) -> None: ...
+
+    def left(self, seconds: float | None) -> None:
+        """About once a second, while AutoAttack runs."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,10 @@ class Ensemble:
         with attacked(model, "eval"):
             with torch.no_grad():
                 classes = model(few[0][:1]).shape[1]
-            clock = Remaining(self.attack, classes, len(images), self.chunk)
+            clock = Remaining(self.attack, classes, self._mine(len(images)), self.chunk)
             key = self._key(model, images)
             forward = self._forward(model, few[0], key, len(images) * sum(clock.work.values()), watch)
-            forward.passed = clock.add
+            forward.passed = _ticking(clock, watch)
             chunks = Chunks(self._folder(key, forward.compiled), {**key, "compiled": forward.compiled})
 
             def tell(chunk: int, of: int, part: str, standing: int) -> None:
@@ -81,6 +88,11 @@ class Ensemble:
             "warnings": said,
             "seconds": found.seconds,
         }
+
+    def _mine(self, images: int) -> int:
+        """How many of the images are in the chunks of this shard."""
+        firsts = range(self.chunk * self.shard[0], images, self.chunk * self.shard[1])
+        return sum(min(self.chunk, images - first) for first in firsts)
 
     def _key(self, model: nn.Module, images: Images) -> dict[str, Any]:
         """Everything that the outcome depends on."""
@@ -123,16 +135,28 @@ class Ensemble:
         for choice in (True, False):
             folder = self._folder(key, choice)
             if folder is not None and (folder / "key.json").is_file():
-                known = json.loads((folder / "key.json").read_text(encoding="utf-8"))
-                if known.get("compiled") == choice:
+                known = read_json(folder / "key.json")
+                if isinstance(known, dict) and known.get("compiled") == choice:
                     return choice
-        if not can_compile(x.device):
-            return False
-        seconds = min(_gradient_seconds(model, x) for _ in range(2))  # of three passes of each image
-        return 0.5 * work * seconds / (3 * len(x)) > WORTH  # about half of the images stand
+        seconds = 0.5 * work * _operations(model, x) / RATES.get(x.device.type, 2e12)  # about half of the images stand
+        return can_compile(x.device) and seconds > WORTH
 
 
-def _gradient_seconds(model: nn.Module, x: Tensor) -> float:
-    point, begun = x.clone().requires_grad_(), time.perf_counter()
-    torch.autograd.grad(model(point).sum(), point)[0].sum().item()
-    return time.perf_counter() - begun
+def _ticking(clock: Remaining, watch: Unheard) -> Callable[[int, bool], None]:
+    told = time.perf_counter()
+
+    def passed(rows: int, graph: bool) -> None:
+        nonlocal told
+        clock.add(rows, graph)
+        if time.perf_counter() - told > 1:
+            told = time.perf_counter()
+            watch.left(clock.seconds())
+
+    return passed
+
+
+def _operations(model: nn.Module, x: Tensor) -> int:
+    """Of one pass of one image."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(x[:1])
+    return int(counter.get_total_flops())

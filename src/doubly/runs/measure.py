@@ -1,6 +1,7 @@
 """Evaluation of any network on any images: attacks, AutoAttack, trust panel, one result."""
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,16 +17,15 @@ from doubly.data import Images
 from doubly.data.holdout import probe
 from doubly.errors import UsageError
 from doubly.evaluation import trust
-from doubly.evaluation.examples import save_examples
+from doubly.evaluation.examples import check_format, save_examples
 from doubly.evaluation.network import check_network
 from doubly.evaluation.result import NOT_MEASURED, EvalResult
 from doubly.runs.answers import Answers, answers
 from doubly.runs.autoattack import Ensemble, Unheard
 from doubly.runs.measuring import Measuring
 from doubly.runs.own_model import AnyImages, as_images
-from doubly.runs.saved_config import to_json
-from doubly.runs.standard_attacks import Attacks, chosen, pgd20
-from doubly.threat import LinfBall, NormBall
+from doubly.runs.standard_attacks import Attacks, ball_of, chosen, described, pgd20
+from doubly.threat import LinfBall, NormBall, Threat
 from doubly.types import Attack
 
 
@@ -50,22 +50,19 @@ def evaluate(
     names = [f.name for f in fields(Measuring)]
     if unknown := [name for name in settings if name not in names]:
         raise UsageError(f"evaluate has no setting '{unknown[0]}': it has {', '.join(names)}")
-    given = attacks.values() if isinstance(attacks, Mapping) else attacks
-    plain, ensemble = chosen(attacks, pgd20(threat or _ball(given)))
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the first argument is the network, an nn.Module, got {type(model).__name__}")
+    paths = {name: Path(settings[name]) for name in ("output", "state") if settings.get(name) is not None}
+    how, images = Measuring(**{**settings, **paths}), as_images(data)
+    ball = ball_of(attacks, threat)
+    plain, ensemble = chosen(attacks, pgd20(ball), how.seed)
     others = None if validation is None else as_images(validation)
-    how, images = Measuring(**settings), as_images(data)
     if how.save_examples is not None and how.output is None:
         raise UsageError("attacked images need a folder to be saved in: give an output")
-    result = measure(model, images, plain, ensemble, how, others, watch or Unheard(), about or {})
+    result = measure(model, images, plain, ensemble, ball, how, others, watch or Unheard(), about or {})
     if how.output is not None and not how.sharded:
         result.save(how.output)
     return result
-
-
-def _ball(attacks: Iterable[Any]) -> NormBall:
-    """AutoAttack beside an attack that was handed in looks at the same ball."""
-    balls = [attack.threat for attack in attacks if isinstance(getattr(attack, "threat", None), NormBall)]
-    return balls[0] if balls else LinfBall()
 
 
 def measure(
@@ -73,12 +70,19 @@ def measure(
     images: Images,
     attacks: Mapping[str, Attack],
     ensemble: AutoAttack | None,
+    ball: Threat,
     how: Measuring,
     validation: Images | None,
     watch: Unheard,
     about: Mapping[str, Any],
 ) -> EvalResult:
     """All of it, in this order: is the network fit to be measured, attacks, AutoAttack, examples, trust."""
+    if how.sharded and ensemble is None:
+        raise UsageError("a shard is a part of AutoAttack's chunks: ask for autoattack or quick as well")
+    if how.output is not None:
+        check_folder(how.output)
+    if how.save_examples is not None:
+        check_format(how.save_examples, images.x.shape[1])
     attacks = {} if how.sharded else attacks
     if how.images is not None and how.images < len(images):
         images = images.subset(probe(images.y, how.images, seed=0))
@@ -91,23 +95,33 @@ def measure(
         watch.images(count, len(images))
 
     keep = None if how.save_examples is None else probe(images.y, how.most_examples, seed=0).sort()[0]
-    found = answers(model, images, attacks, how.seed, how.chunk, done, keep)
+    judge = ball if isinstance(ball, NormBall) else None
+    found = answers(model, images, attacks, how.seed, how.chunk, done, keep, judge)
     result = _result(images, attacks, found, how, about)
     if validation is not None and attacks:
         others = answers(model, validation, attacks, how.seed, how.chunk)
         result = replace(result, validation=_result(validation, attacks, others, how, {}))
     examples = [Kept(name, keep, points, attacks[name]) for name, points in found.attacked.items() if keep is not None]
     if ensemble is not None:
-        result, broken = _autoattack(model, images, replace(ensemble, seed=how.seed), how, result, watch)
+        result, broken = _autoattack(model, images, ensemble, how, result, watch)
         examples += broken
     if examples:
         saved = {kept.name: _saved(model, images.to(device), kept, how) for kept in examples}
         result = replace(result, examples={**result.examples, "saved": saved})
     if how.trust and not how.sharded:
-        pgd = attacks.get("pgd")
-        more = trust.probe(model, x, y, pgd, how.seed) if isinstance(pgd, PGD) else []
+        pgd = attacks.get("pgd", None if judge is None else pgd20(judge))
+        more = trust.probe(model, x, y, pgd, how.seed) if isinstance(pgd, PGD) and judge is not None else []
         result = replace(result, trust=trust.panel([*trust.from_result(result, invariance), *more]))
     return result
+
+
+def check_folder(path: Path) -> None:
+    """Before hours of work: can the results be written there?"""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UsageError(
+            f"{path} cannot hold the results, since {there} is no folder that may be written: choose another"
+        )
 
 
 class Kept(NamedTuple):
@@ -122,11 +136,8 @@ class Kept(NamedTuple):
 def _result(
     images: Images, attacks: Mapping[str, Attack], found: Answers, how: Measuring, about: Mapping[str, Any]
 ) -> EvalResult:
-    known = 1 + max(int(given.max()) for given in found.classes.values())  # also classes that are not in the data
-    others = {name: to_json(attack) for name, attack in attacks.items() if name not in ("pgd", "margin")}
     protocol = {
-        **({"attack": to_json(attacks["pgd"])} if "pgd" in attacks else {}),
-        **({"attacks": others} if others else {}),
+        **described(attacks),
         "seed": how.seed,
         "chunk": how.chunk,
         "data_sha256": images.sha256(),
@@ -134,7 +145,7 @@ def _result(
     }
     return EvalResult(
         images.y.cpu().numpy(),
-        (*images.classes, *(str(k) for k in range(len(images.classes), known))),
+        _named(images.classes, max(int(given.max()) for given in found.classes.values())),
         found.classes,
         protocol,
         images.ids.cpu().numpy(),
@@ -142,7 +153,14 @@ def _result(
         examples=found.examples if attacks else {},
         tail_share=how.tail_share,
         tail_rounding=how.tail_rounding,
+        weights_r=how.weights_r,
+        weights_normalise=how.weights_normalise,
     )
+
+
+def _named(classes: tuple[str, ...], highest: int) -> tuple[str, ...]:
+    """The names of the data's classes, and numbers for others that the network answered with."""
+    return (*classes, *(str(k) for k in range(len(classes), highest + 1)))
 
 
 def _autoattack(
@@ -164,18 +182,25 @@ def _autoattack(
         whole[rows.numpy()] = values
         return whole
 
-    checked = dict(result.examples) or {"n": 0, "outside": 0, "changed": 0, "largest": 0.0}
+    checked: dict[str, Any] = dict(result.examples) or {"n": 0, "outside": 0, "changed": 0, "largest": None}
     checked["n"] += standing.made
     checked["outside"] += standing.outside
-    checked["largest"] = max(checked["largest"], standing.largest)
+    checked["largest"] = max(checked["largest"] or 0.0, standing.largest)
     with_outcome = replace(
         result,
+        classes=_named(result.classes, int(standing.answers.max())),
         answers={**result.answers, "autoattack": spread(standing.answers, NOT_MEASURED)},
         after={name: spread(values, False) for name, values in standing.after.items()},
         autoattack=about,
         examples=checked,
     )
     turned = torch.tensor(sorted(standing.examples), dtype=torch.int64)
+    missing = standing.broken - len(turned)
+    if keep and missing:
+        watch.say(
+            f"{missing} images that AutoAttack turned before --save-examples was given were not kept: delete {place} "
+            "to have them"
+        )
     if not len(turned):
         return with_outcome, []
     turned = turned[probe(images.y.cpu()[rows][turned], how.most_examples, seed=0).sort()[0]]
@@ -190,7 +215,7 @@ def _saved(model: nn.Module, images: Images, kept: Kept, how: Measuring) -> dict
         with evaluating(model), torch.no_grad():
             return torch.cat([model(piece).argmax(1) for piece in torch.split(x, how.chunk)])
 
-    folder = (how.output or Path()) / "examples" / kept.name
+    place = (how.output or Path()) / "examples" / kept.name
     points, threat = kept.points.to(images.x.device), getattr(kept.attack, "threat", LinfBall(1.0))
     clean = part.pixels(slice(None))
-    return save_examples(folder, how.save_examples or "npz", points, clean, part.y, part.ids, threat, answer)
+    return save_examples(place, how.save_examples or "npz", points, clean, part.y, part.ids, threat, answer)

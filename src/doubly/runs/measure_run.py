@@ -40,7 +40,7 @@ def evaluate_run(
     model.to(chosen_device(device))
     splits = load_splits(run)
     pgd = run.probe.attack if threat is None else pgd20(threat)
-    plain, ensemble = chosen(attacks, pgd)
+    plain, ensemble = chosen(attacks, pgd, how.seed)
     about = {"split": "test", "checkpoint": which}
     about |= {"note": splits.note} if splits.note else {}
     place = how.output or path
@@ -49,6 +49,7 @@ def evaluate_run(
         splits.test,
         plain,
         ensemble,
+        pgd.threat,
         replace(how, output=place),
         _held(run, splits.train),
         watch or Unheard(),

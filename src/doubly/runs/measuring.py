@@ -2,11 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 from doubly.errors import UsageError
 from doubly.evaluation.accuracy import Rounding
 from doubly.evaluation.examples import Format
+from doubly.evaluation.weights import Normalisation
 from doubly.runs.autoattack import Compile
+
+_CHOICES: dict[str, Any] = {
+    "compile": Compile,
+    "tail_rounding": Rounding,
+    "weights_normalise": Normalisation,
+    "save_examples": Format,
+}
 
 
 @dataclass(frozen=True)
@@ -32,25 +41,36 @@ class Measuring:
     shard: tuple[int, int] = (0, 1)
     """(k, n): do only every n-th of AutoAttack's chunks, beginning with the k-th; without it all is put together"""
     trust: bool = True
-    """ask also whether the numbers can be trusted"""
+    """the checks of whether the numbers can be trusted, and the attacks that they take"""
     trust_images: int = 128
     """images for those of its checks that take further attacks"""
     tail_share: float = 0.3
     """share of the classes that is the tail"""
     tail_rounding: Rounding = "round"
     """how a share of the classes becomes a number of them (A21)"""
+    weights_r: tuple[float, ...] = (10.0, 1.0, 0.1)
+    """temperatures r at which the KL weights of the samples are given; the paper's three"""
+    weights_normalise: Normalisation = "batch"
+    """batch: they add up to 1 in batches of 128, as in the paper's figure; all: over all samples; mean_one: to their
+    number"""
     save_examples: Format | None = None
     """write attacked images into the output: png in whole grey levels, npz exactly"""
     most_examples: int = 100
     """at most so many of each attack"""
 
     def __post_init__(self) -> None:
+        for name, kind in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in get_args(kind):
+                raise UsageError(f"{name} is one of {', '.join(get_args(kind))}, got '{value}'")
         for name in ("images", "autoattack_images", "trust_images", "most_examples", "chunk", "autoattack_chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}")
         if not 0 < self.tail_share <= 1:
             raise UsageError(f"tail_share is a share of the classes in (0, 1], got {self.tail_share}")
+        if not all(r > 0 for r in self.weights_r):
+            raise UsageError(f"weights_r are positive numbers, got {self.weights_r}")
         if not 0 <= self.shard[0] < self.shard[1]:
             raise UsageError(f"a shard is k of n with 0 <= k < n, got {self.shard[0]} of {self.shard[1]}")
 

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,11 @@ def as_images(data: AnyImages) -> Images:
         return data
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | np.ndarray):
         return Images.of(*data)
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise UsageError(
+            f"images are a pair (pixels, labels), doubly.Images or a map-style dataset, got {type(data).__name__}: of "
+            "a DataLoader give its dataset"
+        )
     return Images.from_dataset(data)
 
 
@@ -48,7 +54,7 @@ class OwnModel:
         try:
             function = getattr(importlib.import_module(module_name), function_name)
         except Exception as problem:  # whatever somebody's module raises when it is imported
-            reason = f"{type(problem).__name__}: {problem}"
+            reason = f"{type(problem).__name__}: {_first_line(problem)}"
             raise UsageError(f"--model {self.function}: {reason}; run from the folder that holds the module") from None
         finally:
             sys.path.remove(str(Path.cwd()))
@@ -63,12 +69,17 @@ class OwnModel:
         try:
             model = function(**arguments)
         except Exception as problem:  # whatever somebody's function raises
-            raise UsageError(f"--model {self.function} raised {type(problem).__name__}: {problem}") from None
+            reason = f"{type(problem).__name__}: {_first_line(problem)}"
+            raise UsageError(f"--model {self.function} raised {reason}; mend the function, or name another") from None
         if not isinstance(model, nn.Module):
             raise UsageError(f"--model {self.function} must return an nn.Module, got {type(model).__name__}")
         if self.weights is not None:
             load_weights(model, Path(self.weights))
         return model
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).splitlines() or [""])[0]
 
 
 def without_initial_weights(model: Model) -> Model:
@@ -103,7 +114,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         else:
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise UsageError(f"there is no weights file {path}") from None
+        raise UsageError(f"there is no weights file {path}: check the path") from None
     except Exception as problem:
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise UsageError(
@@ -121,12 +132,12 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     found = tensors
     if set(tensors) != set(expected):  # perhaps saved from inside DataParallel or torch.compile
-        found = {name.removeprefix("module.").removeprefix("_orig_mod."): t for name, t in tensors.items()}
+        found = {re.sub(r"^((module|_orig_mod)\.)+", "", name): t for name, t in tensors.items()}
     for name in [*expected, *found]:
         ours, theirs = expected.get(name), tuple(found[name].shape) if name in found else None
         if ours != theirs:
             raise UsageError(
                 f"{path} does not fit the model: '{name}' is {'missing' if theirs is None else theirs} in the file "
-                f"and {'missing' if ours is None else ours} in the model"
+                f"and {'missing' if ours is None else ours} in the model; give the weights of this network"
             )
     model.load_state_dict(found)

@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from doubly.errors import UsageError
+from doubly.evaluation.result import EvalResult
+from doubly.evaluation.weights import KLWeights
+
+ROWS = st.lists(st.floats(0, 20), min_size=1, max_size=40).map(np.array)
+RADII = st.floats(0.05, 50)
+
+
+def weights(losses, r=1.0, normalise="all", batch=128, y=None, classes=1, accuracies=None):
+    y = np.zeros(len(losses), dtype=int) if y is None else y
+    return KLWeights.of(losses, y, np.zeros(classes) if accuracies is None else accuracies, r, normalise, batch)
+
+
+@given(ROWS, RADII)
+def test_they_attain_the_worst_case_of_kl_dro(losses, r):
+    found, n = weights(losses, r).weights, len(losses)
+    divergence = np.sum(found * np.log(np.maximum(n * found, 1e-300)))
+    shifted = losses / r - losses.max() / r
+    assert found @ losses - r * divergence == pytest.approx(losses.max() + r * np.log(np.exp(shifted).mean()), abs=1e-6)
+
+
+@given(ROWS, RADII, st.floats(-30, 30))
+def test_only_differences_of_losses_count(losses, r, offset):
+    np.testing.assert_allclose(weights(losses, r).weights, weights(losses + offset, r).weights, rtol=1e-6, atol=1e-12)
+
+
+@given(ROWS, RADII, st.integers(1, 50))
+def test_normalisations_add_up(losses, r, batch):
+    n = len(losses)
+    assert weights(losses, r).weights.sum() == pytest.approx(1)
+    assert weights(losses, r, "mean_one").weights.mean() == pytest.approx(1)
+    assert weights(losses, r, "batch", batch).weights.sum() == pytest.approx(max(1, round(n / batch)))
+    np.testing.assert_allclose(weights(losses, r, "batch", n + batch).weights, weights(losses, r).weights, rtol=1e-12)
+    assert (weights(losses, r, "batch", 1).weights == 1).all()
+
+
+@given(ROWS, RADII)
+def test_a_larger_loss_weighs_no_less(losses, r):
+    order = losses.argsort()
+    assert (np.diff(weights(losses, r).weights[order]) >= 0).all()
+
+
+def test_a_large_r_weighs_all_alike_and_a_small_r_the_largest_alone():
+    losses = np.array([0.0, 1.0, 3.0])
+    np.testing.assert_allclose(weights(losses, 1e9).weights, 1 / 3, rtol=1e-6)
+    np.testing.assert_array_equal(weights(losses, 1e-3).weights, [0, 0, 1])
+    assert weights(losses, 1.0).weights == pytest.approx(np.exp(losses) / np.exp(losses).sum())
+
+
+def test_batches_mix_the_classes_and_stay_the_same():
+    y = np.repeat([0, 1], 64)
+    found = weights(np.where(y == 1, 5.0, 0.0), 1.0, "batch", 64, y, 2)
+    again = weights(np.where(y == 1, 5.0, 0.0), 1.0, "batch", 64, y, 2)
+    np.testing.assert_array_equal(found.weights, again.weights)
+    light, heavy = found.mean_per_class()
+    assert heavy / light == pytest.approx(np.exp(5), rel=0.2)  # of a sorted set in its own order it would be 1
+
+
+def test_the_share_above_the_threshold_is_counted():
+    y = np.array([0, 0, 1, 1, 1, 3])
+    found = KLWeights(np.array([0.001, 0.0011, 0.5, 0.0, 0.002, 0.0]), y, np.zeros(4), 1.0, "all", 128)
+    assert found.above() == 3 / 6 and found.above(0.4) == 1 / 6
+    np.testing.assert_array_equal(found.above_per_class(), [1 / 2, 2 / 3, np.nan, 0])
+    np.testing.assert_allclose(found.mean_per_class(), [0.00105, 0.502 / 3, np.nan, 0], rtol=1e-12)
+
+
+def test_the_correlation_is_that_of_the_class_means():
+    generator = np.random.default_rng(0)
+    y, accuracies = np.repeat(np.arange(6), 10), generator.random(7)
+    accuracies[6] = np.nan
+    found = weights(generator.random(60) * 4 - 3 * accuracies[y], 0.7, "all", y=y, accuracies=accuracies)
+    means = np.array([found.weights[y == label].mean() for label in range(6)])
+    expected = np.corrcoef(means, accuracies[:6])[0, 1]
+    got = found.correlation()
+    assert got["pearson"] == pytest.approx(expected) and expected < -0.5
+    assert got["spearman"] == pytest.approx(spearmanr(means, accuracies[:6])[0])
+
+
+@pytest.mark.parametrize(
+    ("losses", "accuracies"), [([1.0] * 4, [0.0, 1.0]), ([1.0, 2.0, 3.0, 4.0], [0.5, 0.5]), ([1.0] * 4, [0.0, np.nan])]
+)
+def test_what_does_not_vary_has_no_correlation(losses, accuracies):
+    found = weights(np.array(losses), y=np.array([0, 0, 1, 1]), accuracies=np.array(accuracies))
+    assert found.correlation() == {"pearson": None, "spearman": None}
+
+
+def test_rounding_has_no_correlation():
+    y = np.repeat([0, 1, 2], [3, 7, 11])
+    found = weights(np.full(21, np.log(3)), normalise="batch", y=y, accuracies=np.array([1.0, 0.0, 0.0]))
+    assert found.correlation() == {"pearson": None, "spearman": None}
+
+
+def test_equal_losses_have_no_correlation_whatever_is_left_for_the_last_batch():
+    y = np.arange(150) % 10
+    found = weights(np.full(150, np.log(10)), normalise="batch", y=y, accuracies=(y[:10] == 0).astype(float))
+    assert found.correlation() == {"pearson": None, "spearman": None}
+
+
+def test_the_summary_names_r_and_the_normalisation():
+    y = np.array([0, 0, 2])
+    found = EvalResult(y, ("a", "b", "c"), {"clean": y, "pgd": 0 * y}, losses={"pgd": np.array([0.1, 0.2, 9.0])})
+    one = found.weights(0.5, "all").summary(found.names)
+    assert (one["r"], one["normalise"], "batch" in one) == (0.5, "all", False)
+    assert one["above_0.001_per_class"] == {"a": 0.0, "b": None, "c": 1.0} and one["above_0.001"] == 1 / 3
+    assert one["correlation_with_class_accuracy"]["pearson"] == pytest.approx(-1)
+    assert [(w["r"], w["normalise"], w["batch"]) for w in found.summary()["weights"]] == [
+        (10.0, "batch", 128),
+        (1.0, "batch", 128),
+        (0.1, "batch", 128),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"r": 0.0}, "r must be positive"),
+        ({"r": -1.0}, "r must be positive"),
+        ({"r": float("nan")}, "r must be positive"),
+        ({"batch": 0}, "batch at least 1"),
+        ({"normalise": "none"}, "batch, all, mean_one, got 'none'"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(settings, said):
+    with pytest.raises(UsageError, match=said):
+        weights(np.ones(3), **settings)
