@@ -58,9 +58,10 @@ def sha256(file: Path) -> str:
 def write_json(path: Path, value: object) -> None:
     """Atomically; floats keep every digit. NaN and infinity are no JSON: ValueError, and the old file stays."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    if any("\ud800" <= letter <= "\udfff" for letter in text):  # half a character, from a file name: only escaped
-        text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    _replace(path, text)
+    try:
+        _replace(path, text)
+    except UnicodeEncodeError:  # half a character, from a file name: only escaped
+        _replace(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

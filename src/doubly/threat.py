@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from doubly.bilevel.ball import Ball
 from doubly.bilevel.box import Box
+from doubly.bilevel.face import flat
 from doubly.bilevel.inner import Constraint
 from doubly.errors import UsageError
 
@@ -40,6 +42,10 @@ class LinfBall:
     def scaled(self, share: float) -> "LinfBall":
         return replace(self, radius=share * self.radius)
 
+    def length(self, delta: Tensor) -> Tensor:
+        """(B,), in the norm of the ball."""
+        return flat(delta).norm(torch.inf, dim=1)  # type: ignore[no-any-return]
+
     def around(self, x: Tensor) -> Box:
         return Box((-x).clamp(min=-self.radius), (1 - x).clamp(max=self.radius), self.barrier)
 
@@ -58,9 +64,27 @@ class L2Ball:
     def scaled(self, share: float) -> "L2Ball":
         return replace(self, radius=share * self.radius)
 
+    def length(self, delta: Tensor) -> Tensor:
+        """(B,), in the norm of the ball."""
+        return flat(delta).norm(2, dim=1)  # type: ignore[no-any-return]
+
     def around(self, x: Tensor) -> Ball:
         return Ball(self.radius, Box(-x, 1 - x))
 
 
 NormBall = LinfBall | L2Ball  # what has a radius that an attack can be judged by
+SLACK = 1e-6  # of rounding, of the radius and of the image range
+
+
+def holds(ball: NormBall, delta: Tensor) -> Tensor:
+    """Whether delta lies in the ball, but for rounding, (B,)."""
+    return ball.length(delta) <= ball.radius * (1 + SLACK) + SLACK
+
+
+def is_image(x: Tensor) -> Tensor:
+    """Whether all pixels lie in [0,1], (B,); NaN does not."""
+    rows = flat(x)
+    return (rows.amin(1) >= 0) & (rows.amax(1) <= 1)
+
+
 THREATS: dict[str, type] = {"linf": LinfBall, "l2": L2Ball}

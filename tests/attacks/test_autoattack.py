@@ -237,7 +237,7 @@ def test_a_network_without_a_gradient_is_spoken_of():
     nn.init.zeros_(model[1].weight)
     x, y = right_answers(model, 4)
     assert not turned(AutoAttack(**SMALL), "apgd-t", model, x, y, said.append)[1].any()
-    assert said and all("4 points with zero gradient" in text and "flags_doc" not in text for text in said)
+    assert said and all("points with zero gradient" in text and "flags_doc" not in text for text in said)
 
 
 class Noisy(nn.Module):

@@ -308,7 +308,11 @@ def test_the_output_has_a_name_if_none_is_given(here, workshop, tmp_path, monkey
     words = [workshop.folder / word if str(word).startswith(("digits", "net.")) else word for word in words]
     code, out, err = here(*words)
     assert (code, err) == (0, "") and f"{NETS}:linear" in out
-    assert sorted(contents(tmp_path)) == ["evaluations/net/evaluation.json", "evaluations/net/evaluation.npz"]
+    (folder,) = (tmp_path / "evaluations").iterdir()
+    assert re.fullmatch(r"net-[0-9a-f]{6}", folder.name) and sorted(contents(folder)) == [
+        "evaluation.json",
+        "evaluation.npz",
+    ]
 
 
 def test_the_terminal_says_where_the_evaluation_is(own, output):
@@ -603,7 +607,7 @@ def stopped(workshop, number):
 
 def test_an_evaluation_that_was_killed_goes_on_and_gives_the_same(own, workshop, whole):
     output, code, _, _ = stopped(workshop, signal.SIGKILL)
-    assert code == -signal.SIGKILL and not (output / "evaluation.json").exists()
+    assert code == -signal.SIGKILL and "ra_aa" not in read_json(output / "evaluation.json")
     code, _, err = own(*command("linear", *AUTOATTACK, output=output))
     assert code == 0 and 0 < err.count("\n") < 4 * 4
     assert outcome(output) == outcome(whole[0])
@@ -618,7 +622,7 @@ def test_an_interrupted_evaluation_keeps_what_it_has(interrupted):
     output, code, out, err = interrupted
     assert (code, out) == (130, "") and "Traceback" not in err
     assert all(read_json(file)["attacks"] for file in state(output).glob("chunk-*.json"))
-    assert not (output / "evaluation.json").exists()
+    assert "ra_aa" not in read_json(output / "evaluation.json")  # what was measured before AutoAttack began
 
 
 def test_an_interrupted_evaluation_says_how_to_go_on(interrupted):
@@ -901,7 +905,7 @@ def test_the_comparison_is_readable_in_a_narrow_terminal(own, whole):
     [
         (["--images", 8], {}, "of different samples: evaluate both models on the same images"),
         ([], {"data": "mirrored.npz"}, "differ in data_sha256"),
-        (["--epsilon", 0.1], {}, "differ in attack, threat: radius: 0.15 and 0.1: evaluate both alike"),
+        (["--epsilon", 0.1], {}, "differ in pgd, threat: radius: 0.15 and 0.1: evaluate both alike"),
     ],
     ids=["fewer", "other", "another epsilon"],
 )

@@ -19,14 +19,14 @@ def time():
 
 
 def test_the_work_of_each_attack_is_counted_in_passes():
-    found = Remaining(AutoAttack(), 10, 1, 1).work
+    found = Remaining(AutoAttack(), 10, 1).work
     assert found == {"apgd-ce": 300, "apgd-t": 2700, "fab-t": 3600, "square": 5000}
     assert list(found) == list(STANDARD)
-    assert Remaining(AutoAttack(), 4, 1, 1).work == {"apgd-ce": 300, "apgd-t": 900, "fab-t": 1200, "square": 5000}
+    assert Remaining(AutoAttack(), 4, 1).work == {"apgd-ce": 300, "apgd-t": 900, "fab-t": 1200, "square": 5000}
 
 
 def test_nothing_is_said_before_anything_is_known(time):
-    clock = Remaining(ATTACK, 10, 20, 10, time)
+    clock = Remaining(ATTACK, 10, 20, time)
     assert clock.seconds() is None
     clock.enter(10, 10, list(ATTACK.parts))
     time.now += 3
@@ -35,7 +35,7 @@ def test_nothing_is_said_before_anything_is_known(time):
 
 @pytest.mark.parametrize(("rows", "graph"), [(300, False), (100, True)])
 def test_a_gradient_counts_as_three_passes(rows, graph, time):
-    clock = Remaining(ATTACK, 10, 10, 10, time)
+    clock = Remaining(ATTACK, 10, 10, time)
     clock.enter(10, 10, list(ATTACK.parts))
     clock.add(rows, graph)
     time.now += 3
@@ -43,7 +43,7 @@ def test_a_gradient_counts_as_three_passes(rows, graph, time):
 
 
 def test_the_images_that_fell_take_no_more_time(time):
-    clock = Remaining(ATTACK, 10, 10, 10, time)
+    clock = Remaining(ATTACK, 10, 10, time)
     clock.enter(10, 10, list(ATTACK.parts))
     clock.add(300, False)
     time.now += 3
@@ -57,7 +57,7 @@ def test_the_images_that_fell_take_no_more_time(time):
 
 
 def test_chunks_to_come_are_taken_to_stand_as_those_so_far(time):
-    clock = Remaining(ATTACK, 10, 40, 10, time)
+    clock = Remaining(ATTACK, 10, 40, time)
     clock.enter(10, 10, list(ATTACK.parts))
     clock.add(1000, False)
     time.now += 10
@@ -69,7 +69,7 @@ def test_chunks_to_come_are_taken_to_stand_as_those_so_far(time):
 
 
 def test_chunks_of_an_earlier_process_take_no_time_but_tell_how_many_stand(time):
-    clock = Remaining(ATTACK, 10, 30, 10, time)
+    clock = Remaining(ATTACK, 10, 30, time)
     clock.enter(10, 5, [])
     clock.enter(10, 10, ["square"])
     clock.add(100, False)
@@ -78,7 +78,7 @@ def test_chunks_of_an_earlier_process_take_no_time_but_tell_how_many_stand(time)
 
 
 def test_more_passes_than_were_foreseen_are_no_debt(time):
-    clock = Remaining(ATTACK, 10, 10, 10, time)
+    clock = Remaining(ATTACK, 10, 10, time)
     clock.enter(10, 1, ["square"])
     clock.add(1000, False)
     time.now += 1

@@ -181,7 +181,7 @@ def test_what_is_saved_comes_back(tmp_path):
         base.after,
         base.autoattack,
         None,
-        {"n": 120, "outside": 0, "changed": 0, "largest": 1.0},
+        {"n": 120, "asked": 120, "outside": 0, "changed": 0, "largest": 1.0},
         {"verdict": "fine", "lines": []},
         0.5,
         "floor",

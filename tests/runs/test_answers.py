@@ -99,7 +99,7 @@ def test_attacked_images_are_checked_again(attack, outside, largest):
 def test_checks_of_several_attacks_add_up():
     attacks = {"in": Shift(0.05, LinfBall(0.1)), "out": Shift(0.2, LinfBall(0.1))}
     found = answers(Counted(), images(), attacks).examples
-    assert found == {"n": 22, "outside": 11, "changed": 0, "largest": pytest.approx(2.0, rel=1e-5)}
+    assert found == {"n": 22, "asked": 22, "outside": 11, "changed": 0, "largest": pytest.approx(2.0, rel=1e-5)}
 
 
 def test_an_answer_that_depends_on_the_batch_is_counted():

@@ -15,7 +15,8 @@ from doubly.attacks.autoattack import QUICK, STANDARD, AutoAttack, reference_ver
 from doubly.data import Images
 from doubly.errors import UsageError
 from doubly.runs import evaluate
-from doubly.runs.autoattack import Ensemble, Unheard
+from doubly.runs.autoattack import Ensemble
+from doubly.runs.autoattack import Watch as Silent
 from doubly.threat import L2Ball, LinfBall
 
 ATTACK = AutoAttack(LinfBall(0.05), iterations=2, queries=8)
@@ -38,7 +39,7 @@ def images(n=11, classes=4, seed=1):
     return Images.of(x, y, [str(k) for k in range(classes)])
 
 
-class Watch(Unheard):
+class Watch(Silent):
     def __init__(self):
         self.said, self.attacks = [], []
 
@@ -59,13 +60,14 @@ def run(ensemble=None, model=None, data=None, **changes):
 def begun(tmp_path_factory):
     """A folder with the state of `run()`."""
     folder = tmp_path_factory.mktemp("begun")
-    run(state=folder, exact=True)
+    run(state=folder, in_this_folder=True)
     return folder
 
 
 def test_the_outcome_says_how_it_was_made():
     standing, about, watch = run()
     seconds = about.pop("seconds")
+    assert about.pop("state") is None
     assert about == {
         "label": "RA-(apgd-ce+apgd-t+fab-t+square; 2 iterations, 9 targets, 8 queries)",
         "complete": True,
@@ -101,8 +103,8 @@ def test_the_label_is_that_of_what_ran(attack, label):
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_second_time_nothing_is_left_to_do(exact, tmp_path):
-    first, about, watch = run(state=tmp_path, exact=exact)
-    again, about_again, watched = run(state=tmp_path, exact=exact)
+    first, about, watch = run(state=tmp_path, in_this_folder=exact)
+    again, about_again, watched = run(state=tmp_path, in_this_folder=exact)
     assert len(watch.attacks) == 12 and watched.attacks == []
     assert again.answers.tolist() == first.answers.tolist() and about_again == about
     folder = tmp_path if exact else next(tmp_path.iterdir())
@@ -151,22 +153,21 @@ def test_the_state_of_another_evaluation_is_refused_where_it_was_named_and_passe
     shutil.copytree(begun, tmp_path / "exact")
     before = {file.name: file.read_bytes() for file in (tmp_path / "exact").iterdir()}
     with pytest.raises(UsageError, match=rf"belongs to another evaluation: its {name} is .*another folder"):
-        run(state=tmp_path / "exact", exact=True, **changes)
+        run(state=tmp_path / "exact", in_this_folder=True, **changes)
     assert {file.name: file.read_bytes() for file in (tmp_path / "exact").iterdir()} == before
     made = Ensemble(ATTACK, 4, "no", tmp_path)
-    key = made._key(network(), images())
+    key = made.key(network(), images())
     other = Ensemble(changes.get("attack", ATTACK), changes.get("chunk", 4), "no", tmp_path)
-    assert made._folder(key, False) != other._folder(
-        other._key(changes.get("model", network()), changes.get("data", images())), False
-    )
-    assert made._folder(key, False) != made._folder(key, True)
+    another = other.key(changes.get("model", network()), changes.get("data", images()))
+    assert made._chunks(key, False).folder != other._chunks(another, False).folder
+    assert made._chunks(key, False).folder != made._chunks(key, True).folder
 
 
 def test_another_version_of_the_reference_is_another_evaluation(tmp_path, monkeypatch):
-    run(state=tmp_path, exact=True)
+    run(state=tmp_path, in_this_folder=True)
     monkeypatch.setattr("doubly.runs.autoattack.reference_version", lambda: "pyautoattack 9.9")
     with pytest.raises(UsageError, match="its version is pyautoattack 0"):
-        run(state=tmp_path, exact=True)
+        run(state=tmp_path, in_this_folder=True)
 
 
 @pytest.mark.parametrize("compile_", ["no", "auto"])
@@ -175,7 +176,7 @@ def test_a_garbled_key_is_a_sentence(compile_, text, tmp_path, begun):
     shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
     (tmp_path / "key.json").write_text(text)
     with pytest.raises(UsageError, match=r"key\.json"):
-        run(state=tmp_path, exact=True, compile=compile_)
+        run(state=tmp_path, in_this_folder=True, compile=compile_)
     assert (tmp_path / "chunk-00002.json").is_file()
 
 
@@ -219,7 +220,7 @@ def test_everything_is_as_it_was_found():
     before, earlier = surroundings(), sys.gettrace()
     sys.settrace(tracer)
     try:
-        run(model=model, keep=True)
+        run(model=model, keep=1000)
         found = sys.gettrace()
     finally:
         sys.settrace(earlier)
@@ -243,7 +244,7 @@ def test_neither_mode_nor_generators_change_the_outcome():
     outcomes = []
     for seed, training in ((1, True), (2, False)):
         torch.manual_seed(seed)
-        outcomes.append(run(model=network().train(training), keep=True)[0])
+        outcomes.append(run(model=network().train(training), keep=1000)[0])
     assert outcomes[0].answers.tolist() == outcomes[1].answers.tolist()
     assert all(torch.equal(image, outcomes[1].examples[row]) for row, image in outcomes[0].examples.items())
 
@@ -266,15 +267,15 @@ def test_a_compiled_network_is_said_and_kept_apart(compiler, tmp_path):
     with pytest.raises(UsageError, match="compiled is True"):
         run(
             state=next(f for f in tmp_path.iterdir() if json.loads((f / "key.json").read_text())["compiled"]),
-            exact=True,
+            in_this_folder=True,
         )
 
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("begun", ["yes", "no"])
 def test_auto_goes_on_as_it_was_begun(begun, exact, compiler, tmp_path):
-    first = run(state=tmp_path, exact=exact, compile=begun)
-    again = run(state=tmp_path, exact=exact, compile="auto")
+    first = run(state=tmp_path, in_this_folder=exact, compile=begun)
+    again = run(state=tmp_path, in_this_folder=exact, compile="auto")
     assert again[1]["compiled"] == (begun == "yes") and again[2].attacks == []
     assert again[0].answers.tolist() == first[0].answers.tolist()
 
@@ -290,9 +291,7 @@ def test_without_a_compiler_the_network_itself_is_used(compile_, monkeypatch):
     monkeypatch.setattr("doubly.runs.autoattack.can_compile", lambda device: False)
     monkeypatch.setattr("doubly.runs.autoattack.WORTH", 0.0)
     _, about, watch = run(compile=compile_)
-    assert not about["compiled"] and watch.said == (
-        ["not compiled: there is no C++ compiler here"] * (compile_ == "yes")
-    )
+    assert not about["compiled"] and watch.said == ["not compiled: there is no C++ compiler"]
 
 
 def test_a_network_that_does_not_compile_is_used_as_it_is(compiler, monkeypatch):
@@ -370,14 +369,14 @@ def test_shards_say_that_they_are_incomplete_until_all_are_there(tmp_path):
 
     whole = evaluate(network(), images(), attacks=[ATTACK], autoattack_chunk=4, compile="no", trust=False)
     first = shard(0, 2)
-    assert first.label == f"{ATTACK.label}, incomplete" and "autoattack" not in first.answers
+    assert first.label == "AutoAttack, incomplete" and first.ensemble is None
     assert first.autoattack["chunks"] == "2 of 3" and not first.autoattack["complete"]
     with pytest.raises(UsageError, match="no RA-AA"):
         _ = first.ra_aa
     shard(1, 2)
     merged = shard(0, 1)
     assert merged.label == whole.label == ATTACK.label
-    assert merged.answers["autoattack"].tolist() == whole.answers["autoattack"].tolist()
+    assert merged.answers["autoattack_in_part"].tolist() == whole.answers["autoattack_in_part"].tolist()
     assert merged.after["fab-t"].tolist() == whole.after["fab-t"].tolist()
 
 

@@ -96,7 +96,7 @@ def test_three_lines_on_any_data(data):
 @pytest.mark.parametrize(("radius", "right"), [(0.03, 6), (0.05, 4), (0.11, 2), (0.9, 0)])
 def test_an_l2_threat_moves_the_mean_of_four_pixels_by_half_its_radius(radius, right):
     found = evaluate(Threshold(), IMAGES, L2Ball(radius), ["pgd", AutoAttack(L2Ball(radius), ("apgd-ce",), 20)])
-    assert found.correct["pgd"].sum() == found.correct["autoattack"].sum() == right
+    assert found.correct["pgd"].sum() == found.correct["autoattack_in_part"].sum() == right
     assert found.protocol["attack"]["threat"]["kind"] == "threat.l2" and found.autoattack["norm"] == "L2"
     assert found.examples["outside"] == 0 and found.examples["largest"] <= 1 + 1e-5
 
@@ -213,14 +213,14 @@ def test_some_of_the_images_are_always_the_same_ones_in_proportion():
 
 def test_autoattack_on_some_of_the_images_is_compared_on_those(tmp_path):
     found = evaluate(Threshold(), many(), EPSILON, ["pgd", SOME], autoattack_images=8, output=tmp_path)
-    run = found.answers["autoattack"] >= 0
+    run = found.answers["autoattack_in_part"] >= 0
     assert run.sum() == 8 and np.bincount(found.y[run]).tolist() == [4, 4]
-    gap = found.correct["pgd"][run].mean() - found.correct["autoattack"][run].mean()
+    gap = found.correct["pgd"][run].mean() - found.correct["autoattack_in_part"][run].mean()
     said = line(found, "PGD minus AutoAttack")
     assert said["value"] == pytest.approx(gap) and "the same 8 images" in said["text"]
-    assert found.accuracy("autoattack") == pytest.approx(found.correct["autoattack"][run].mean())
+    assert found.accuracy("autoattack_in_part") == pytest.approx(found.correct["autoattack_in_part"][run].mean())
     assert read_json(tmp_path / "evaluation.json")["autoattack"]["n"] == 8
-    np.testing.assert_array_equal(found.after["square"], found.correct["autoattack"])
+    np.testing.assert_array_equal(found.after["square"], found.correct["autoattack_in_part"])
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +257,7 @@ def incomplete(tmp_path_factory):
 
 
 def test_a_part_of_autoattack_is_no_ra_aa(incomplete):
-    assert incomplete.label == "RA-AA, incomplete" and incomplete.autoattack["chunks"] == "2 of 3"
+    assert incomplete.label == "AutoAttack, incomplete" and incomplete.autoattack["chunks"] == "2 of 3"
     with pytest.raises(UsageError, match="no RA-AA"):
         incomplete.ra_aa  # noqa: B018
 
@@ -315,11 +315,17 @@ def test_arrays_hold_what_autoattack_turned(tmp_path):
         Threshold(), IMAGES.subset([6, 5, 4, 3, 2, 1, 0]), EPSILON, [ATTACK, SOME], output=tmp_path, **some
     )
     saved = found.examples["saved"]
-    assert saved["autoattack"] == {"format": "npz", "n": 2, "outside": 0, "accuracy": 0.0, "accuracy_before": 0.0}
-    with np.load(tmp_path / "examples" / "autoattack" / "examples.npz") as kept:
+    assert saved["autoattack_in_part"] == {
+        "format": "npz",
+        "n": 2,
+        "outside": 0,
+        "accuracy": 0.0,
+        "accuracy_before": 0.0,
+    }
+    with np.load(tmp_path / "examples" / "autoattack_in_part" / "examples.npz") as kept:
         rows = np.flatnonzero(np.isin(found.ids, kept["ids"]))
-        assert found.correct["clean"][rows].all() and not found.correct["autoattack"][rows].any()
-        assert (found.answers["autoattack"][rows] >= 0).all() and (kept["x"] != X.numpy()[kept["ids"]]).any()
+        assert found.correct["clean"][rows].all() and not found.correct["autoattack_in_part"][rows].any()
+        assert (found.answers["autoattack_in_part"][rows] >= 0).all() and (kept["x"] != X.numpy()[kept["ids"]]).any()
         assert np.abs(kept["x"] - X.numpy()[kept["ids"]]).max() <= 0.1 + 1e-6
         np.testing.assert_array_equal(kept["y"], Y.numpy()[kept["ids"]])
     assert EvalResult.load(tmp_path).examples == plain(found.examples)
@@ -495,8 +501,8 @@ def test_a_network_that_knows_more_classes_than_the_data():
 
 def test_a_class_that_only_autoattack_finds():
     found = evaluate(Corner(), IMAGES, LinfBall(0.3), [AutoAttack(LinfBall(0.3), ("apgd-ce",), iterations=5)])
-    assert found.answers["clean"].max() < found.answers["autoattack"].max() == 2
-    assert np.sum(found.summary()["confusion"]["autoattack"]) == 7
+    assert found.answers["clean"].max() < found.answers["autoattack_in_part"].max() == 2
+    assert np.sum(found.summary()["confusion"]["autoattack_in_part"]) == 7
 
 
 @pytest.mark.parametrize(("x", "y"), [(X, 0 * Y), (X[:1], Y[:1])], ids=["one class", "one image"])

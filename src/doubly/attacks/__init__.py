@@ -1,7 +1,16 @@
 """Attacks are values: called with (model, x, y, generator) they return delta. `ATTACKS` lists them."""
 
 from doubly.attacks.fgsm import FGSM
-from doubly.attacks.mode import attacked, clean_pass, draws, evaluating, parameters_frozen, repeating, statistics_frozen
+from doubly.attacks.mode import (
+    attacked,
+    clean_pass,
+    device_of,
+    draws,
+    evaluating,
+    parameters_frozen,
+    repeating,
+    statistics_frozen,
+)
 from doubly.attacks.n_fgsm import NFGSM
 from doubly.attacks.pgd import PGD
 
@@ -14,6 +23,7 @@ __all__ = [
     "PGD",
     "attacked",
     "clean_pass",
+    "device_of",
     "draws",
     "evaluating",
     "parameters_frozen",

@@ -4,8 +4,10 @@ Only the attacks are the reference's. Which samples they run on, and what is rem
 Generators and trace function are as they were. The caller freezes the parameters: FAB would leave gradients on them.
 """
 
+import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +20,7 @@ from doubly.threat import LinfBall, NormBall
 Part = Literal["apgd-ce", "apgd-t", "fab-t", "square"]
 Predict = Callable[[Tensor], Tensor]
 STANDARD: tuple[Part, ...] = ("apgd-ce", "apgd-t", "fab-t", "square")
-QUICK: tuple[Part, ...] = ("apgd-ce", "apgd-t")  # gradients alone: hours less, and a number that is no RA-AA
+QUICK: tuple[Part, ...] = ("apgd-ce", "apgd-t")  # gradients alone: hours less, and another label
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class AutoAttack:
         return f"RA-({'+'.join(self.parts)}; {numbers})"
 
     @property
+    def name(self) -> str:
+        """Of its answers in a result: autoattack is the whole alone."""
+        return {"RA-AA": "autoattack", "RA-APGD": "apgd"}.get(self.label, "autoattack_in_part")
+
+    @property
     def norm(self) -> str:
         return "Linf" if isinstance(self.threat, LinfBall) else "L2"
 
@@ -75,16 +82,19 @@ class AutoAttack:
             said.append("the loss of APGD-T is the margin z_t - z_y, since the DLR needs 3 classes")
         return said
 
+    def check(self, size: tuple[int, ...]) -> None:
+        """Refuses images, of this height and width, that the reference cannot attack."""
+        if "square" in self.parts and self.norm == "L2" and min(size) < 5:
+            raise UsageError(
+                f"Square within an l2 ball needs images of at least 5 x 5 pixels, got {size}: use quick, or an "
+                "l-infinity ball"
+            )
+
     def perturb(
         self, part: Part, predict: Predict, x: Tensor, y: Tensor, classes: int, warn: Callable[[str], None]
     ) -> Tensor:
         """The images as `part` leaves them; those that it could not turn come back as they were."""
-        if part == "square" and self.norm == "L2" and min(x.shape[2:]) < 5:
-            raise UsageError(
-                f"Square within an l2 ball needs images of at least 5 x 5 pixels, got {tuple(x.shape[2:])}: use "
-                "quick, or an l-infinity ball"
-            )
-        with torch.random.fork_rng(), torch.no_grad():
+        with _generators_kept(x), torch.no_grad():
             found: Tensor = self._made(part, predict, x.device, classes, _Listener(warn)).perturb(x.clone(), y)
         return found.detach()
 
@@ -125,6 +135,11 @@ def _few_classes(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     return margin / (ordered[:, -1] - 0.5 * (ordered[:, -2] + ordered[:, -3]) + 1e-12)
 
 
+def _generators_kept(x: Tensor) -> AbstractContextManager[None]:
+    """torch's generators, which the reference reseeds, are after it as before."""
+    return torch.random.fork_rng(devices=[x.device] if x.is_cuda else [])
+
+
 def reference_version() -> str:
     import pyautoattack
 
@@ -138,7 +153,7 @@ def warnings_about(model: Predict, x: Tensor, y: Tensor) -> list[str]:
     said: list[str] = []
     tracing, listener = sys.gettrace(), _Listener(said.append)
     try:
-        with torch.random.fork_rng(), torch.no_grad():
+        with _generators_kept(x), torch.no_grad():
             checks.check_randomized(model, x, y, bs=len(x), logger=listener)
             checks.check_range_output(model, x, logger=listener)
             checks.funcs.update(dict.fromkeys(checks.funcs, 0))  # counts of an earlier network
@@ -165,7 +180,8 @@ class _Listener:
         self.warn = warn
 
     def warning(self, message: str) -> None:
-        self.warn(message.partition(" See flags_doc")[0])
+        # Without the number of points, which is another for each batch and target.
+        self.warn(re.sub(r"there are \d+ points", "there are points", message.partition(" See flags_doc")[0]))
 
     def debug(self, message: str) -> None: ...
 

@@ -2,12 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 Mode = Literal["eval", "train"]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the network's first tensor is; the CPU for one without any."""
+    return next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))
 
 
 @contextmanager

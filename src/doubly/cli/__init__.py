@@ -172,7 +172,7 @@ def evaluate(arguments: list[str]) -> int:
 
 def compare(arguments: list[str]) -> int:
     """Two evaluations of the same images: doubly compare DIR DIR."""
-    from doubly.cli.evaluate import compare as verb
+    from doubly.cli.compare import compare as verb
 
     return verb(arguments, OUT)
 

@@ -1,12 +1,6 @@
-"""doubly evaluate and doubly compare."""
+"""doubly evaluate."""
 
-import os
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,17 +9,18 @@ from rich.console import Console
 from rich.progress import Progress
 
 from doubly.cli.options import parsed, taken
-from doubly.cli.shown import say, show, show_differences
-from doubly.errors import Interrupted, UsageError
+from doubly.cli.shards import run_shards, stopping
+from doubly.cli.shown import say, show
+from doubly.errors import UsageError
 
 
 def evaluate(arguments: list[str], out: Console, err: Console) -> int:
     from doubly.runs.progress import bar_columns
 
     options, changes = _options(arguments)
-    with _stopping():
+    with stopping():
         if options.jobs > 1 and not options.how.sharded:
-            _shards(arguments, options.jobs, err)
+            run_shards(arguments, options.jobs, err)
         with Progress(*bar_columns(), console=err, disable=not err.is_terminal) as progress:
             watch = _Watch(err, progress)
             run = _run if options.directory is not None else _own
@@ -144,88 +139,19 @@ def _own(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
         model = OwnModel(options.model, options.weights).build(test.x.shape[1], len(test.classes), [0.0], [1.0])
     about = {"model": options.model, "weights": options.weights, "split": "test"}
     about |= {"note": splits.note} if splits.note else {}
-    name = Path(options.weights).stem if options.weights else options.model.replace(":", "-")
-    place = options.how.output or Path("evaluations") / name
+    place = options.how.output or Path("evaluations") / _name(options)
     settings = {**asdict(options.how), "output": place}
     model.to(chosen_device(options.device))
     threat = _threat(options, None)
     return evaluate(model, test, threat, _attacks(options), watch=watch, about=about, **settings), place
 
 
-@contextmanager
-def _stopping() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end it with a sentence: what AutoAttack wrote is whole at any time."""
-    asked = signal.SIGINT
-
-    def terminate(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked = signal.SIGTERM
-        raise KeyboardInterrupt
-
-    alone = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, terminate) if alone else None
-    try:
-        yield
-    except KeyboardInterrupt:
-        ending = Interrupted("stopped; what AutoAttack has finished is kept, and the same command goes on from there")
-        ending.number = asked
-        raise ending from None
-    finally:
-        if alone:
-            signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _later() -> Iterator[None]:
-    """Signals that come inside are heard after it."""
-    came: list[int] = []
-    alone = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if alone else ()
-    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for late in came:
-        signal.raise_signal(late)
-
-
-def _shards(arguments: Sequence[str], jobs: int, err: Console) -> None:
-    """Every job does its chunks in a process of its own, with its share of the cores; the caller puts them together."""
-    from doubly.runs.pool import cores
-
-    words = list(arguments)
-    taken(words, "--jobs")
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores() // jobs))}
-    command = [sys.executable, "-m", "doubly", "evaluate", *words, "--shard"]
-    problems: list[str] = []
-
-    def relay(lines: Any) -> None:
-        for line in lines:
-            if line.startswith("doubly: "):
-                problems.append(line.removeprefix("doubly: ").strip())
-            else:
-                say(err, line.rstrip("\n"))
-
-    processes, readers = [], []
-    try:
-        with _later():  # a process that has begun is one that will be ended
-            for k in range(jobs):
-                pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-                processes.append(subprocess.Popen([*command, str(k), str(jobs)], env=environment, **pipes))  # type: ignore[call-overload]
-                readers.append(threading.Thread(target=relay, args=(processes[-1].stderr,), daemon=True))
-                readers[-1].start()
-        codes = [process.wait() for process in processes]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process, reader in zip(processes, readers, strict=True):
-            process.wait()
-            reader.join()
-            process.stderr.close()
-    if any(codes):
-        raise UsageError(problems[0] if problems else "a process of --jobs failed; the same command goes on from there")
+def _name(options: Any) -> str:
+    """Of the folder for the results: two networks with weights of one name have two."""
+    weights = Path(options.weights).resolve() if options.weights else ""
+    mark = hashlib.sha256(f"{options.model} {weights}".encode()).hexdigest()[:6]
+    name = Path(options.weights).stem if options.weights else options.model.replace(":", "-")
+    return f"{name}-{mark}"
 
 
 class _Watch:
@@ -259,29 +185,3 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def compare(arguments: list[str], out: Console) -> int:
-    import tyro
-
-    @dataclass(frozen=True)
-    class Options:
-        """Two evaluations of the same images: differences with 95 % intervals, and McNemar's test."""
-
-        first: Annotated[Path, tyro.conf.Positional]
-        """run directory, or folder with an evaluation"""
-        second: Annotated[Path, tyro.conf.Positional]
-        """the other"""
-        resamples: int = 2000
-        """of the bootstrap"""
-        seed: int = 0
-        """of the bootstrap"""
-
-    options = parsed(Options, arguments, "compare")
-    from doubly.evaluation.comparison import compare as differences
-    from doubly.evaluation.result import EvalResult
-
-    ours, theirs = EvalResult.load(options.first), EvalResult.load(options.second)
-    rows = differences(ours, theirs, options.resamples, options.seed)
-    show_differences(rows, ours, f"{options.first} minus {options.second}", out)
-    return 0

@@ -16,7 +16,7 @@ def say(out: Console, text: str) -> None:
 
 
 def label(attack: str, result: Any) -> str:
-    return result.label if attack == "autoattack" else LABELS.get(attack, f"RA-{attack}")
+    return result.label if attack == result.ensemble else LABELS.get(attack, f"RA-{attack}")
 
 
 def show(result: Any, title: str, out: Console) -> None:
@@ -24,7 +24,8 @@ def show(result: Any, title: str, out: Console) -> None:
     from doubly.evaluation.summary import key_of
 
     found, keys = result.summary(), {attack: key_of(result, attack) for attack in result.answers}
-    table = _table(f"{title}, % with 95 % intervals", "", "n", *(label(attack, result) for attack in keys))
+    heads = [label(attack, result) + _less(attack, result) for attack in keys]
+    table = _table(f"{title}, % with 95 % intervals", "", "n", *heads)
     for name, row in found["per_class"].items():
         table.add_row(escape(name), str(row["n"]), *(_cell(row[k], row[f"{k}_interval"], 0) for k in keys.values()))
     table.add_section()
@@ -40,7 +41,7 @@ def show(result: Any, title: str, out: Console) -> None:
         say(out, f"tail under {label(attack, result)}: {', '.join(result.tail(attack)[1])}")
     if result.autoattack:
         about = result.autoattack
-        n = found["autoattack"]["n"] if "autoattack" in result.answers else 0
+        n = found["autoattack"].get("n", 0)
         said = "".join(f"; {text}" for text in about["substitutions"])
         say(
             out,
@@ -48,6 +49,12 @@ def show(result: Any, title: str, out: Console) -> None:
         )
     if result.trust:
         _panel(result.trust, out)
+
+
+def _less(attack: str, result: Any) -> str:
+    """n of an attack that was not run on all samples."""
+    n = int((result.answers[attack] >= 0).sum())
+    return "" if n == result.n else f", n = {n}"
 
 
 def _panel(trust: Any, out: Console) -> None:

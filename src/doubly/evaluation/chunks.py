@@ -6,7 +6,8 @@ after the last attack that ended; processes that share a folder work on differen
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,10 +85,15 @@ class Chunks:
                 "another folder; what is in it stays"
             ) from None
 
+    def finished(self, count: int, parts: Sequence[str]) -> bool:
+        """Whether every one of `count` chunks has been through all attacks."""
+        known = [self.read(index) for index in range(count)]
+        return all(each is not None and [a["name"] for a in each["attacks"]] == list(parts) for each in known)
+
     def write_images(self, index: int, part: str, images: Mapping[int, NDArray[Any]]) -> None:
         """The images that an attack turned, by their row in the chunk."""
         if self.folder is not None and images:
-            temporary = self.folder / f".images-{index:05d}-{part}.npz"
+            temporary = self.folder / f".images-{index:05d}-{part}-{os.getpid()}.npz"
             with self._writing():
                 np.savez(temporary, rows=np.array(list(images), dtype=np.int64), images=np.stack(list(images.values())))
                 temporary.replace(self._images(index, part))

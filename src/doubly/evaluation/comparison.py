@@ -46,15 +46,26 @@ def compare(first: EvalResult, second: EvalResult, resamples: int = 2000, seed: 
     shared_names = min(len(first.names), len(second.names))  # one of them may know more classes than the data
     if not np.array_equal(first.y, second.y) or first.names[:shared_names] != second.names[:shared_names]:
         raise UsageError("the two evaluations are of different samples: evaluate both models on the same images")
-    pairs = [
-        (what, first.protocol.get(what), second.protocol.get(what)) for what in ("data_sha256", "attack", "attacks")
-    ]
-    pairs += [(what, first.autoattack.get(what), second.autoattack.get(what)) for what in ("label", "epsilon", "norm")]
-    for what, ours, theirs in pairs:
-        if ours is not None and theirs is not None and ours != theirs:
-            raise UsageError(f"the two evaluations differ in {what}, {_where(ours, theirs)}: evaluate both alike")
     shared = [name for name in first.answers if name in second.answers]
+    _check("data_sha256", first.protocol.get("data_sha256"), second.protocol.get("data_sha256"))
+    for name in shared:
+        _check(name, _attack(first, name), _attack(second, name))
     return [_difference(first, second, name, resamples, seed) for name in shared]
+
+
+def _attack(result: EvalResult, name: str) -> Any:
+    """How an attack was made, as far as the result says."""
+    if name == result.ensemble:
+        said = ("label", "epsilon", "norm", "seed", "chunk", "substitutions")
+        return {key: result.autoattack.get(key) for key in said}
+    pgd = result.protocol.get("attack")
+    implied = {"pgd": pgd, "margin": {**pgd, "loss": {"kind": "loss.logit_margin"}} if isinstance(pgd, dict) else None}
+    return result.protocol.get("attacks", {}).get(name, implied.get(name))
+
+
+def _check(what: str, ours: Any, theirs: Any) -> None:
+    if ours is not None and theirs is not None and ours != theirs:
+        raise UsageError(f"the two evaluations differ in {what}, {_where(ours, theirs)}: evaluate both alike")
 
 
 def _where(ours: Any, theirs: Any) -> str:

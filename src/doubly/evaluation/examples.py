@@ -1,6 +1,5 @@
 """Attacked images for others to look at and to score: as arrays, exactly, or as PNG, in whole grey levels."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from doubly.errors import UsageError
-from doubly.threat import LinfBall, Threat
+from doubly.threat import LinfBall, NormBall, holds
 
 Format = Literal["png", "npz"]
 
@@ -22,7 +21,7 @@ def check_format(kind: str, channels: int) -> None:
         raise UsageError(f"a PNG has 1 or 3 channels, these images have {channels}: save them as npz")
 
 
-def quantised(attacked: Tensor, clean: Tensor, threat: Threat) -> Tensor:
+def quantised(attacked: Tensor, clean: Tensor, threat: NormBall | None) -> Tensor:
     """In whole grey levels, rounded, and not further from the clean image than the threat allows; l-infinity only."""
     levels = (attacked * 255).round()
     if isinstance(threat, LinfBall):
@@ -39,7 +38,7 @@ def save_examples(
     clean: Tensor,
     y: Tensor,
     ids: Tensor,
-    threat: Threat,
+    threat: NormBall | None,
     answer: Callable[[Tensor], Tensor],
 ) -> dict[str, Any]:
     """Write the images, read them back, and score what was read: the share that the network still gets right."""
@@ -55,11 +54,10 @@ def save_examples(
         names = [f"{int(i):06d}-class{int(label):03d}.png" for i, label in zip(ids, y, strict=True)]
         again = _pictures(folder, names, quantised(attacked, clean, threat).cpu())
     answers = answer(again.to(attacked.device)).cpu()
-    length = (again.to(clean.device) - clean).flatten(1).norm(torch.inf if isinstance(threat, LinfBall) else 2, dim=1)
     return {
         "format": kind,
         "n": len(y),
-        "outside": int((length > getattr(threat, "radius", math.inf) + 1e-6).sum()),
+        "outside": 0 if threat is None else int((~holds(threat, again.to(clean.device) - clean)).sum()),
         "accuracy": float((answers == y.cpu()).float().mean()),
         "accuracy_before": float((answer(attacked).cpu() == y.cpu()).float().mean()),
     }

@@ -1,6 +1,7 @@
 """Is this a network whose numbers can mean anything? Checked once, before the first attack; and what identifies it."""
 
 import hashlib
+import re
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def _alone(model: nn.Module, x: Tensor, y: Tensor, together: Tensor) -> float:
 
 def _answered(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Tensor:
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.manual_seed(seed)
             logits: Tensor = model(x)
     except Exception as problem:  # whatever somebody's network raises
@@ -71,7 +72,8 @@ def _check_range(logits: Tensor) -> None:
 
 def model_sha256(model: nn.Module) -> str:
     """Of the weights, buffers and structure. A forward that does something else is found by its answers."""
-    digest = hashlib.sha256(repr(model).encode())
+    structure = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # an address is another in each process
+    digest = hashlib.sha256(structure.encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

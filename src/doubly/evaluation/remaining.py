@@ -10,7 +10,7 @@ class Remaining:
     """Fed by the passes of the network and the ends of attacks; asked for the seconds left."""
 
     def __init__(
-        self, attack: AutoAttack, classes: int, images: int, size: int, clock: Callable[[], float] = time.perf_counter
+        self, attack: AutoAttack, classes: int, images: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         targets = min(attack.targets, classes - 1)
         each = {
@@ -20,7 +20,7 @@ class Remaining:
             "square": attack.queries,
         }
         self.work = {part: each[part] for part in attack.parts}
-        self.images, self.size, self.clock = images, size, clock
+        self.images, self.clock = images, clock
         self.begun: float | None = None  # when the first chunk began
         self.passed = 0  # by this process, in all
         self.inside = 0  # since the attack that is running began

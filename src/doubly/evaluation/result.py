@@ -1,6 +1,7 @@
 """What an evaluation found: the answer to every sample under every attack. Every number shown derives from these."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from doubly.rundir import read_json, write_json
 
 SCHEMA = 2
 NOT_MEASURED = -1
+ENSEMBLES = ("autoattack", "apgd", "autoattack_in_part")
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +166,12 @@ class EvalResult:
     @property
     def label(self) -> str:
         """Of the number under AutoAttack: RA-AA, if all of it ran."""
-        return str(self.autoattack.get("label", "RA-AA"))
+        return str(self.autoattack.get("label", "AutoAttack"))
+
+    @property
+    def ensemble(self) -> str | None:
+        """The name of AutoAttack's answers, or of those of a part of it."""
+        return next((name for name in ENSEMBLES if name in self.answers), None)
 
     @cached_property
     def names(self) -> list[str]:
@@ -185,7 +192,7 @@ class EvalResult:
         arrays |= {f"after_{name}": values for name, values in self.after.items()}
         if "pgd" in self.losses and self.weights_r:
             arrays["weights"] = np.stack([self.weights(r, self.weights_normalise).weights for r in self.weights_r])
-        unfinished = folder / ".evaluation.npz"
+        unfinished = folder / f".evaluation-{os.getpid()}.npz"
         np.savez(unfinished, **arrays)
         unfinished.replace(folder / "evaluation.npz")
         write_json(folder / "evaluation.json", {**more, **self.summary()})

@@ -10,12 +10,13 @@ from doubly.evaluation.result import SCHEMA, EvalResult, number
 
 KEYS = {"clean": "sa", "pgd": "ra_pgd", "margin": "ra_margin"}
 LEVEL = 0.95
+MOST_CONFUSED = 100  # classes: the matrix of more is megabytes of zeros, and follows from evaluation.npz
 
 
 def key_of(result: EvalResult, attack: str) -> str:
     """The field of an accuracy; ra_aa only for the whole of AutoAttack."""
     if attack == "autoattack":
-        return "ra_aa" if result.whole else "ra_apgd" if result.label == "RA-APGD" else "ra_autoattack_in_part"
+        return "ra_aa" if result.whole else "ra_autoattack_in_part"
     return KEYS.get(attack, f"ra_{attack}")
 
 
@@ -38,14 +39,17 @@ def summary(result: EvalResult) -> dict[str, Any]:
     found["tail"] = _tails(result)
     found["intervals"] = intervals
     found["per_class"] = _classes(result)
-    found["confusion"] = {name: result.confusion(name) for name in result.answers}
+    if len(result.classes) <= MOST_CONFUSED:
+        found["confusion"] = {name: result.confusion(name) for name in result.answers}
     if "pgd" in result.losses:
         kinds = [result.weights(r, result.weights_normalise) for r in result.weights_r]
         found["weights"] = [weights.summary(result.names) for weights in kinds]
     if result.autoattack:
         found["autoattack"] = dict(result.autoattack)
-    if "autoattack" in result.answers:
-        found["autoattack"] |= {"accuracy_after": _after(result), "n": _count(result, "autoattack")}
+    if result.ensemble is not None:
+        run = result.answers[result.ensemble] >= 0
+        after = {part: float(standing[run].mean()) for part, standing in result.after.items()}
+        found["autoattack"] = {**result.autoattack, "accuracy_after": after, "n": int(run.sum())}
     if result.examples:
         found["examples"] = dict(result.examples)
     if result.trust:
@@ -56,15 +60,6 @@ def summary(result: EvalResult) -> dict[str, Any]:
 def _ends(result: EvalResult, attack: str, of: str) -> list[float]:
     interval = result.interval(attack, of)
     return [interval.low, interval.high]
-
-
-def _count(result: EvalResult, attack: str) -> int:
-    return int((result.answers[attack] >= 0).sum())
-
-
-def _after(result: EvalResult) -> dict[str, float]:
-    run = result.answers["autoattack"] >= 0
-    return {part: float(standing[run].mean()) for part, standing in result.after.items()}
 
 
 def _classes(result: EvalResult) -> dict[str, dict[str, Any]]:

@@ -1,11 +1,11 @@
 """Can the number be trusted? Each check is a line, a number and a verdict (Athalye et al. 2018, Carlini et al. 2019).
 
-A network whose gradients mislead the attack looks robust without being so. None of these checks proves that it is not
-so; each catches a common way in which it is.
+A network whose gradients mislead the attack looks robust without being so. No check here proves that a network is
+robust; each catches one way in which networks only look it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,7 @@ Verdict = Literal["fine", "suspicious", "not measured"]
 
 GAP = 0.08  # PGD-20 minus AutoAttack: adversarial training leaves 3 to 5 points (methods.md 7)
 MARGIN_GAP = 0.05  # PGD on cross-entropy minus PGD on the margin
+WEAKER = 0.02  # by which PGD may be stronger than the ensemble, whose draws are others
 SQUARE = 0.002  # the reference's own limit: an attack without gradients should find nothing new
 HARDER = 0.03  # what five times the steps, or five restarts, may take away
 ZERO = 0.01  # of the samples without a gradient
@@ -82,7 +83,9 @@ def probe(model: nn.Module, x: Tensor, y: Tensor, attack: PGD, seed: int = 0) ->
             f"trusted between {FLAT:g} and {SATURATED:g}, where the softmax of float32 is neither flat nor exactly 1",
         ),
         _line("more steps", steps, steps > HARDER, f"five times the steps take away {_points(steps)} ({n})"),
-        _line("more restarts", restarts, restarts > HARDER, f"five restarts take away {_points(restarts)} ({n})"),
+        _line(
+            "more restarts", restarts, restarts > HARDER, f"five times the restarts take away {_points(restarts)} ({n})"
+        ),
         _line(
             "unbounded attack",
             left,
@@ -114,7 +117,7 @@ def from_result(result: EvalResult, invariance: dict[str, float]) -> list[Line]:
     """What the evaluation itself says: the attacks against each other, and the examples that they made."""
     batch = max(invariance.values())
     return [
-        _gap(result, "pgd", "autoattack", GAP, "PGD minus AutoAttack"),
+        _gap(result, "pgd", result.ensemble or "autoattack", GAP, "PGD minus AutoAttack"),
         _gap(result, "pgd", "margin", MARGIN_GAP, "PGD minus PGD on the logit margin"),
         _square(result),
         _line(
@@ -135,15 +138,18 @@ def _gap(result: EvalResult, weak: str, strong: str, limit: float, what: str) ->
     if not both.any():
         return Line(what, None, "not measured", f"{weak} and {strong} share no sample")
     gap = float(result.correct[weak][both].mean() - result.correct[strong][both].mean())
-    text = f"{_points(gap)} on the same {int(both.sum())} images; suspicious above {_points(limit)}"
-    return _line(what, gap, gap > limit, text)
+    label = "" if strong == "margin" else f"{result.label}: "
+    text = f"{label}{_points(gap)} on the same {int(both.sum())} images; suspicious above {_points(limit)}"
+    stronger = strong != "margin" and gap < -WEAKER
+    text += f" and below -{_points(WEAKER)}, where PGD breaks what an ensemble of stronger attacks did not"
+    return _line(what, gap, gap > limit or stronger, text if strong != "margin" else text.partition(" and below")[0])
 
 
 def _square(result: EvalResult) -> Line:
     name, parts = "Square beats white-box", list(result.after)
-    if "square" not in parts[1:] or "autoattack" not in result.answers:
+    if "square" not in parts[1:] or result.ensemble is None:
         return Line(name, None, "not measured", "needs AutoAttack whole")
-    run = result.answers["autoattack"] >= 0
+    run = result.answers[result.ensemble] >= 0
     before = result.after[parts[parts.index("square") - 1]]
     gain = float(before[run].mean() - result.after["square"][run].mean())
     return _line(
@@ -161,8 +167,8 @@ def _examples(result: EvalResult) -> Line:
     bad = checked["outside"] + checked["changed"]
     largest = "of no known ball" if checked["largest"] is None else f"largest |delta| {checked['largest']:.6f} epsilon"
     text = (
-        f"{checked['n']} attacked images: {largest}, {checked['outside']} outside the ball or [0,1], "
-        f"{checked['changed']} answered otherwise in another batch"
+        f"{checked['n']} attacked images: {largest}, {checked['outside']} outside the ball or [0,1]; "
+        f"{checked['changed']} of {checked['asked']} answered otherwise in another batch"
     )
     return _line(name, float(bad), bad > 0, text)
 
@@ -172,6 +178,15 @@ def _warnings(result: EvalResult) -> Line:
     if said is None:
         return Line(name, None, "not measured", "AutoAttack was not run")
     return _line(name, float(len(said)), bool(said), "; ".join(said) if said else "none")
+
+
+def completed(before: Mapping[str, Any], result: EvalResult, invariance: dict[str, float]) -> dict[str, Any]:
+    """The panel again, once AutoAttack has run: the lines that took attacks of their own are as they were."""
+    if not before:
+        return {}
+    fresh = from_result(result, invariance)
+    old = [Line(**line) for line in before["lines"] if line["name"] not in {each.name for each in fresh}]
+    return panel([*fresh, *old])
 
 
 def panel(lines: Sequence[Line]) -> dict[str, Any]:

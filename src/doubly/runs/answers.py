@@ -7,19 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import evaluating
-from doubly.bilevel.face import flat
+from doubly.attacks import device_of, evaluating
 from doubly.checks import check_logits
 from doubly.data import Images
 from doubly.errors import UsageError
 from doubly.evaluation.accuracy import Floats, Ints
 from doubly.losses import CrossEntropy
 from doubly.seeding import generator
-from doubly.threat import LinfBall, NormBall
+from doubly.threat import NormBall, holds, is_image
 from doubly.types import Attack
 
 ROUNDING = 1e-4  # of the spread of the logits: answers nearer than this to another may turn with the batch
-SLACK = 1e-6  # of rounding, in the length of delta
 
 
 @dataclass
@@ -36,7 +34,7 @@ class Answers:
 
     @property
     def examples(self) -> dict[str, float | None]:
-        return {"n": self.n, "outside": self.outside, "changed": self.changed, "largest": self.largest}
+        return {"n": self.n, "asked": self.n, "outside": self.outside, "changed": self.changed, "largest": self.largest}
 
 
 def answers(
@@ -59,13 +57,15 @@ def answers(
     for name, attack in attacks.items():
         if getattr(attack, "leaves_the_ball", False):
             raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
-    device = next((p.device for p in model.parameters()), images.x.device)
-    images, found = images.to(device), Answers()
+    device, found = device_of(model), Answers()
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in ("clean", *attacks)}
     kept: dict[str, list[Tensor]] = {name: [] for name in attacks}
     with evaluating(model):
         for index, start in enumerate(range(0, len(images), chunk)):
-            x, y = images.pixels(slice(start, start + chunk)), images.y[start : start + chunk]
+            x, y = (
+                part.to(device)
+                for part in (images.pixels(slice(start, start + chunk)), images.y[start : start + chunk])
+            )
             parts["clean"].append(_judged(_logits(model, x, y), y))
             for name, attack in attacks.items():
                 # Attacks begin at the same points: what differs between two of them is then the attack.
@@ -102,10 +102,8 @@ def _recheck(model: nn.Module, first: Tensor, point: Tensor, x: Tensor, threat: 
     sure = (close[:, 0] - close[:, -1]) > ROUNDING * first.std()
     found.n += len(x)
     found.changed += int(((first.argmax(1) != again.argmax(1)) & sure).sum())
-    rows = flat(point)
-    outside = (rows.amin(1) < 0) | (rows.amax(1) > 1)
+    allowed = is_image(point)
     if isinstance(threat, NormBall):
-        length = flat(point - x).norm(torch.inf if isinstance(threat, LinfBall) else 2, dim=1)
-        found.largest = max(found.largest or 0.0, float(length.max()) / threat.radius)
-        outside |= length > threat.radius + SLACK
-    found.outside += int(outside.sum())
+        found.largest = max(found.largest or 0.0, float(threat.length(point - x).max()) / threat.radius)
+        allowed &= holds(threat, point - x)
+    found.outside += int((~allowed).sum())

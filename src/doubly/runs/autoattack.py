@@ -1,10 +1,8 @@
 """AutoAttack on a network and images: where its state lives, whether to compile, and how long it will take."""
 
-import hashlib
-import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from doubly.attacks import attacked
+from doubly.attacks import attacked, device_of
 from doubly.attacks.autoattack import AutoAttack, reference_version, warnings_about
 from doubly.attacks.forward import FewShapes, Plain, can_compile, compiled
 from doubly.data import Images
+from doubly.errors import UsageError
 from doubly.evaluation.chunks import Chunks
+from doubly.evaluation.driver import Driver
 from doubly.evaluation.network import model_sha256
 from doubly.evaluation.remaining import Remaining
-from doubly.evaluation.standing import Driver, Standing
+from doubly.evaluation.standing import Standing
 from doubly.rundir import read_json
 
 Compile = Literal["auto", "yes", "no"]
@@ -27,8 +27,8 @@ WORTH = 180.0  # seconds of uncompiled work from which compiling, half a minute 
 RATES = {"cpu": 4e10, "cuda": 2e12}  # operations per second, roughly: counted and not timed, so that shards agree
 
 
-class Unheard:
-    """Nobody watches an evaluation."""
+class Watch:
+    """Somebody who looks on at an evaluation; this one does not listen."""
 
     def say(self, sentence: str) -> None: ...
 
@@ -48,23 +48,22 @@ class Ensemble:
     chunk: int = 250
     compile: Compile = "auto"
     state: Path | None = None
-    exact: bool = False  # the state is kept in this very folder; otherwise in one inside it, named after the key
+    in_this_folder: bool = False  # the state; otherwise it is in one inside, named after the key
     shard: tuple[int, int] = (0, 1)
-    keep: bool = False
+    keep: int = 0
 
-    def run(self, model: nn.Module, images: Images, watch: Unheard) -> tuple[Standing, dict[str, Any]]:
+    def run(self, model: nn.Module, images: Images, watch: Watch) -> tuple[Standing, dict[str, Any]]:
         """(outcome, what evaluation.json says of it); the model is left as it was found."""
-        device = next((p.device for p in model.parameters()), images.x.device)
-        images = images.to(device)
-        few = images.pixels(slice(0, 64)), images.y[:64]
+        device = device_of(model)
+        few = images.pixels(slice(0, 64)).to(device), images.y[:64].to(device)
         with attacked(model, "eval"):
             with torch.no_grad():
                 classes = model(few[0][:1]).shape[1]
-            clock = Remaining(self.attack, classes, self._mine(len(images)), self.chunk)
-            key = self._key(model, images)
-            forward = self._forward(model, few[0], key, len(images) * sum(clock.work.values()), watch)
+            clock = Remaining(self.attack, classes, self._mine(len(images)))
+            key = self.key(model, images)
+            forward, fast = self._forward(model, few[0], key, len(images), sum(clock.work.values()), watch)
             forward.passed = _ticking(clock, watch)
-            chunks = Chunks(self._folder(key, forward.compiled), {**key, "compiled": forward.compiled})
+            chunks = self._chunks(key, fast)
 
             def tell(chunk: int, of: int, part: str, standing: int) -> None:
                 watch.attack(chunk, of, part, standing, clock.seconds())
@@ -74,7 +73,7 @@ class Ensemble:
             ).run()
             said = [*warnings_about(model, *few), *found.warnings]
         return found, {
-            "label": self.attack.label,
+            "label": self.attack.label if found.complete else "AutoAttack, incomplete",
             "complete": found.complete,
             "chunks": f"{found.done} of {found.chunks}",
             "norm": self.attack.norm,
@@ -82,20 +81,28 @@ class Ensemble:
             "seed": self.attack.seed,
             "chunk": self.chunk,
             "reference": reference_version(),
-            "compiled": forward.compiled,
+            "compiled": fast,
             "parts": list(self.attack.parts),
             "substitutions": self.attack.substitutions(classes),
             "warnings": said,
             "seconds": found.seconds,
+            "state": None if chunks.folder is None else str(chunks.folder),
         }
+
+    def check(self, model: nn.Module, images: Images) -> None:
+        """Before any work: a folder that was named must not belong to another evaluation."""
+        if self.state is not None and self.in_this_folder and (self.state / "key.json").is_file():
+            known = read_json(self.state / "key.json")
+            fast = isinstance(known, dict) and known.get("compiled") is True
+            self._chunks(self.key(model, images), fast).open()
 
     def _mine(self, images: int) -> int:
         """How many of the images are in the chunks of this shard."""
         firsts = range(self.chunk * self.shard[0], images, self.chunk * self.shard[1])
         return sum(min(self.chunk, images - first) for first in firsts)
 
-    def _key(self, model: nn.Module, images: Images) -> dict[str, Any]:
-        """Everything that the outcome depends on."""
+    def key(self, model: nn.Module, images: Images) -> dict[str, Any]:
+        """Everything that the outcome depends on, but whether it was compiled."""
         return {
             "model": model_sha256(model),
             "data": images.sha256(),
@@ -110,39 +117,51 @@ class Ensemble:
             "version": reference_version(),
         }
 
-    def _folder(self, key: dict[str, Any], compiled: bool) -> Path | None:
-        if self.state is None or self.exact:
-            return self.state
-        text = json.dumps({**key, "compiled": compiled}, sort_keys=True)
-        return self.state / hashlib.sha256(text.encode()).hexdigest()[:12]
+    def _chunks(self, key: dict[str, Any], fast: bool) -> Chunks:
+        whole = Chunks(self.state, {**key, "compiled": fast})
+        if self.state is None or self.in_this_folder:
+            return whole
+        return replace(whole, folder=self.state / whole.digest[:12])
 
     def _forward(
-        self, model: nn.Module, x: Tensor, key: dict[str, Any], work: int, watch: Unheard
-    ) -> Plain | FewShapes:
-        """Compiled if that is asked for or pays; as an evaluation that was begun did it, so that it ends alike."""
-        if not self._compiles(model, x, key, work):
-            return Plain(model)
-        if not can_compile(x.device):
-            watch.say("not compiled: there is no C++ compiler here")
-            return Plain(model)
-        fast, said = compiled(model, x)
-        watch.say(said)
-        return fast or Plain(model)
+        self, model: nn.Module, x: Tensor, key: dict[str, Any], images: int, work: int, watch: Watch
+    ) -> tuple[Plain | FewShapes, bool]:
+        """How to call the network, and whether its outcome counts as compiled.
 
-    def _compiles(self, model: nn.Module, x: Tensor, key: dict[str, Any], work: int) -> bool:
-        if self.compile != "auto":
-            return self.compile == "yes"
+        Compiled if that is asked for or pays; an evaluation that was begun goes on as it was begun, and so ends alike.
+        """
+        begun = self._begun(key)
+        if begun is not None:
+            chunks = self._chunks(key, begun)
+            chunks.open()
+            if chunks.finished(-(-images // self.chunk), self.attack.parts):
+                return Plain(model), begun  # nothing is left to do but to put it together
+        pays = 0.5 * images * work * _operations(model, x) / RATES.get(x.device.type, 2e12) > WORTH  # half may stand
+        wanted = begun if begun is not None else (pays if self.compile == "auto" else self.compile == "yes")
+        if not wanted:
+            return Plain(model), False
+        fast, said = compiled(model, x) if can_compile(x.device) else (None, "not compiled: there is no C++ compiler")
+        watch.say(said)
+        if fast is None and begun:
+            raise UsageError(
+                f"{self._chunks(key, True).folder} was begun with a compiled network, and here it is {said}: go on "
+                "where it was begun, or delete that folder"
+            )
+        return fast or Plain(model), fast is not None
+
+    def _begun(self, key: dict[str, Any]) -> bool | None:
+        """Whether the evaluation that was begun here is compiled; None if none was, or another one is asked for."""
         for choice in (True, False):
-            folder = self._folder(key, choice)
+            folder = self._chunks(key, choice).folder
             if folder is not None and (folder / "key.json").is_file():
                 known = read_json(folder / "key.json")
-                if isinstance(known, dict) and known.get("compiled") == choice:
-                    return choice
-        seconds = 0.5 * work * _operations(model, x) / RATES.get(x.device.type, 2e12)  # about half of the images stand
-        return can_compile(x.device) and seconds > WORTH
+                asked = self.compile == "auto" or (self.compile == "yes") == choice
+                if asked and isinstance(known, dict) and known.get("compiled") is choice:
+                    return bool(choice)
+        return None
 
 
-def _ticking(clock: Remaining, watch: Unheard) -> Callable[[int, bool], None]:
+def _ticking(clock: Remaining, watch: Watch) -> Callable[[int, bool], None]:
     told = time.perf_counter()
 
     def passed(rows: int, graph: bool) -> None:

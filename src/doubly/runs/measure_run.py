@@ -6,11 +6,11 @@ from pathlib import Path
 from doubly.data import Images
 from doubly.data.holdout import holdout
 from doubly.evaluation.result import EvalResult
-from doubly.runs.autoattack import Unheard
+from doubly.runs.autoattack import Watch
 from doubly.runs.build import chosen_device, load_splits
 from doubly.runs.config import Run
+from doubly.runs.evaluation import Evaluation
 from doubly.runs.load import load_run, trained
-from doubly.runs.measure import measure
 from doubly.runs.measuring import Measuring
 from doubly.runs.own_model import OwnModel
 from doubly.runs.standard_attacks import Attacks, chosen, pgd20
@@ -27,7 +27,7 @@ def evaluate_run(
     threat: NormBall | None = None,
     root: str | None = None,
     how: Measuring | None = None,
-    watch: Unheard | None = None,
+    watch: Watch | None = None,
 ) -> EvalResult:
     """Evaluate a run directory, and write evaluation.json and evaluation.npz into it.
 
@@ -41,23 +41,19 @@ def evaluate_run(
     splits = load_splits(run)
     pgd = run.probe.attack if threat is None else pgd20(threat)
     plain, ensemble = chosen(attacks, pgd, how.seed)
-    about = {"split": "test", "checkpoint": which}
-    about |= {"note": splits.note} if splits.note else {}
-    place = how.output or path
-    result = measure(
+    about = {"split": "test", "checkpoint": which, **({"note": splits.note} if splits.note else {})}
+    return Evaluation(
         model,
         splits.test,
         plain,
         ensemble,
         pgd.threat,
-        replace(how, output=place),
+        replace(how, output=how.output or path),
         _held(run, splits.train),
-        watch or Unheard(),
+        watch or Watch(),
         about,
-    )
-    if not how.sharded:
-        result.save(place, epoch=info["epoch"])
-    return result
+        {"epoch": info["epoch"]},
+    ).run()
 
 
 def _held(run: Run, train: Images) -> Images | None:

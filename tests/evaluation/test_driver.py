@@ -19,8 +19,8 @@ from doubly.attacks.forward import Plain
 from doubly.data import Images
 from doubly.errors import UsageError
 from doubly.evaluation.chunks import Chunks
+from doubly.evaluation.driver import Driver
 from doubly.evaluation.remaining import Remaining
-from doubly.evaluation.standing import Driver
 from doubly.threat import L2Ball, LinfBall
 
 BALLS = pytest.mark.parametrize("threat", [LinfBall(0.08), L2Ball(0.4)], ids=["linf", "l2"])
@@ -100,7 +100,7 @@ def agrees(found, x, expected):
 @pytest.mark.parametrize("waves", [20, 160])
 @BALLS
 def test_one_chunk_is_the_reference_s_evaluation_bit_for_bit(threat, waves, wavy, images):
-    found = drive(wavy[waves], images, AutoAttack(threat, iterations=5, queries=100), keep=True)
+    found = drive(wavy[waves], images, AutoAttack(threat, iterations=5, queries=100), keep=1000)
     agrees(found, images.x, reference(wavy[waves], threat, images.x, images.y, 5, 100))
     standing = [int(found.after[part].sum()) for part in STANDARD]
     assert 24 > standing[0] > 0 and (standing[0] > standing[-1] or threat == L2Ball(0.4))
@@ -120,7 +120,7 @@ def test_the_standard_ensemble_is_the_reference_s(wavy, digits):
     """On four classes, which takes a third of the time; the reference has to be told that these are three targets."""
     rows = torch.tensor([1008, 1309, 1592, 1688, 1737])
     few, model = Images.of(digits[0][rows], digits[1][rows], list("0123")), FirstClasses(wavy[160], 4)
-    found = drive(model, few, AutoAttack(LinfBall(0.09)), classes=4, keep=True)
+    found = drive(model, few, AutoAttack(LinfBall(0.09)), classes=4, keep=1000)
     agrees(found, few.x, reference(model, LinfBall(0.09), few.x, few.y, targets=3))
     assert found.after["apgd-ce"].sum() > found.after["apgd-t"].sum() > found.after["square"].sum()
 
@@ -129,7 +129,7 @@ def test_the_standard_ensemble_is_the_reference_s(wavy, digits):
 @pytest.mark.parametrize("waves", [20, 160])
 @BALLS
 def test_the_standard_ensemble_is_the_reference_s_on_more_images(threat, waves, wavy, images):
-    found = drive(wavy[waves], images, AutoAttack(threat), keep=True)
+    found = drive(wavy[waves], images, AutoAttack(threat), keep=1000)
     agrees(found, images.x, reference(wavy[waves], threat, images.x, images.y))
 
 
@@ -209,6 +209,8 @@ class Scripted(AutoAttack):
     calls: list = field(default_factory=list)
     stop: int = -1
 
+    def check(self, size): ...
+
     def perturb(self, part, predict, x, y, classes, warn):
         if len(self.calls) == self.stop:
             raise Stopped
@@ -285,7 +287,7 @@ def test_where_nothing_stands_no_attack_is_called():
 )
 def test_an_image_that_left_the_ball_or_the_range_does_not_count(threat, grey, counts):
     found = drive(
-        Threshold(), DARK, scripted(lifts={"apgd-ce": {0: grey}}, threat=threat), classes=2, size=5, keep=True
+        Threshold(), DARK, scripted(lifts={"apgd-ce": {0: grey}}, threat=threat), classes=2, size=5, keep=1000
     )
     assert (found.answers[0] == 1) == counts == (0 in found.examples) == (not found.after["apgd-ce"][0])
     assert found.outside == (not counts) and found.after["square"][1:9].all()
@@ -317,7 +319,7 @@ def test_the_network_itself_judges_and_not_what_the_attacks_called(sign):
     liar = Liar()
     attack = AutoAttack(LinfBall(0.06), iterations=3, queries=5)
     big = Images.of(GREY.view(10, 1, 1, 1).expand(10, 1, 6, 6), DARK.y.tolist(), ["dark", "light"])
-    found = drive(Threshold(), big, attack, classes=2, forward=Plain(liar), keep=True)
+    found = drive(Threshold(), big, attack, classes=2, forward=Plain(liar), keep=1000)
     for row, example in found.examples.items():
         assert Threshold()(example[None]).argmax() == 1 == found.answers[row] and found.answers[row] != big.y[row]
     broken = [row for row in range(9) if found.answers[row] == 1]
@@ -352,7 +354,7 @@ def same_outcome(found, expected):
 
 def test_images_that_are_asked_for_later_are_known_to_be_missing(tmp_path):
     drive(Threshold(), DARK, scripted(), tmp_path, classes=2)
-    found = drive(Threshold(), DARK, scripted(), tmp_path, classes=2, keep=True)
+    found = drive(Threshold(), DARK, scripted(), tmp_path, classes=2, keep=1000)
     assert found.examples == {} and found.broken == 5
 
 
@@ -451,7 +453,7 @@ def test_what_a_killed_write_left_is_passed_over(tmp_path):
 
 def test_the_clock_runs_out_with_the_last_attack(images, wavy):
     attack, model = AutoAttack(LinfBall(0.08), iterations=2, targets=2, queries=10), wavy[20]
-    clock, left = Remaining(attack, 10, len(images), 10), []
+    clock, left = Remaining(attack, 10, len(images)), []
     forward = Plain(model, clock.add)
     drive(model, images, attack, forward=forward, size=10, clock=clock, tell=lambda *_: left.append(clock.seconds()))
     assert len(left) == 12 and all(value > 0 for value in left[:-1]) and left[-1] == 0
@@ -466,7 +468,7 @@ from doubly.attacks.autoattack import AutoAttack
 from doubly.attacks.forward import Plain
 from doubly.data import Images
 from doubly.evaluation.chunks import Chunks
-from doubly.evaluation.standing import Driver
+from doubly.evaluation.driver import Driver
 from doubly.threat import LinfBall
 
 torch.set_num_threads(1)
@@ -492,7 +494,7 @@ def tell(chunk, of, part, standing):
 
 def run(folder):
     with attacked(model, "eval"):
-        return Driver(model, Slow(model), images, attack, 5, Chunks(folder, {}), size=6, keep=True, tell=tell).run()
+        return Driver(model, Slow(model), images, attack, 5, Chunks(folder, {}), size=6, keep=1000, tell=tell).run()
 
 
 told, pause, later = [], 0, 0

@@ -1,0 +1,230 @@
+"""One evaluation, from network and images to a result: attacks, AutoAttack, examples, trust."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from doubly.attacks import PGD, device_of, evaluating
+from doubly.attacks.autoattack import AutoAttack
+from doubly.data import Images
+from doubly.data.holdout import probe as stratified
+from doubly.errors import UsageError
+from doubly.evaluation import trust
+from doubly.evaluation.examples import check_format, save_examples
+from doubly.evaluation.network import check_network
+from doubly.evaluation.result import NOT_MEASURED, EvalResult
+from doubly.evaluation.standing import Standing
+from doubly.runs.answers import Answers, answers
+from doubly.runs.autoattack import Ensemble, Watch
+from doubly.runs.measuring import Measuring
+from doubly.runs.standard_attacks import described, pgd20
+from doubly.threat import NormBall, Threat
+from doubly.types import Attack
+
+
+class Kept(NamedTuple):
+    """Attacked images, and which images they were."""
+
+    name: str
+    rows: Tensor
+    points: Tensor
+    attack: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    model: nn.Module
+    given: Images
+    attacks: Mapping[str, Attack]
+    ensemble: AutoAttack | None
+    threat: Threat
+    how: Measuring
+    validation: Images | None = None
+    watch: Watch = field(default_factory=Watch)
+    about: Mapping[str, Any] = field(default_factory=dict)  # goes into the protocol
+    more: Mapping[str, Any] = field(default_factory=dict)  # goes into evaluation.json beside it
+
+    @property
+    def ball(self) -> NormBall | None:
+        return self.threat if isinstance(self.threat, NormBall) else None
+
+    def run(self) -> EvalResult:
+        """First whether the network is fit to be measured, then the attacks, AutoAttack last."""
+        self._check()
+        images, how = _part(self.given, self.how.images), self.how
+        few = _part(images, min(how.trust_images, how.chunk))
+        x, y = (part.to(device_of(self.model)) for part in (few.pixels(slice(None)), few.y))
+        invariance = check_network(self.model, x, y)
+        if self.ensemble is not None:
+            self._ensemble(self.ensemble).check(self.model, images.subset(self._attacked_rows(images)))
+        if how.sharded:
+            clean = self._result(images, answers(self.model, images, {}, how.seed, how.chunk))
+            return self._under_autoattack(images, clean)[0]
+        result, examples = self._under_attacks(images)
+        result = self._trusted(result, invariance, x, y)
+        if self.ensemble is not None:
+            if how.output is not None and not (how.output / "evaluation.json").exists():
+                self._save(result)  # hours may pass; what an earlier evaluation found stays till this one ends
+            result, broken = self._under_autoattack(images, result)
+            result = replace(result, trust=trust.completed(result.trust, result, invariance))
+            examples += broken
+        if examples:
+            saved = {kept.name: self._saved(images, kept) for kept in examples}
+            result = replace(result, examples={**result.examples, "saved": saved})
+        self._save(result)
+        return result
+
+    def _check(self) -> None:
+        how = self.how
+        if how.sharded and self.ensemble is None:
+            raise UsageError("a shard is a part of AutoAttack's chunks: ask for autoattack or quick as well")
+        if how.output is not None:
+            check_folder(how.output)
+        if how.save_examples is not None:
+            if how.output is None:
+                raise UsageError("attacked images need a folder to be saved in: give an output")
+            check_format(how.save_examples, self.given.x.shape[1])
+
+    def _save(self, result: EvalResult) -> None:
+        if self.how.output is not None:
+            result.save(self.how.output, **self.more)
+
+    def _under_attacks(self, images: Images) -> tuple[EvalResult, list[Kept]]:
+        how = self.how
+        keep = None if how.save_examples is None else stratified(images.y, how.most_examples, seed=0)
+
+        def done(count: int) -> None:
+            self.watch.images(count, len(images))
+
+        found = answers(self.model, images, self.attacks, how.seed, how.chunk, done, keep, self.ball)
+        result = self._result(images, found)
+        if self.validation is not None:
+            others = _part(self.validation, how.images)
+            measured = answers(self.model, others, self.attacks, how.seed, how.chunk)
+            result = replace(result, validation=self._result(others, measured))
+        if keep is None:
+            return result, []
+        return result, [Kept(name, keep, points, self.attacks[name]) for name, points in found.attacked.items()]
+
+    def _result(self, images: Images, found: Answers) -> EvalResult:
+        protocol = {
+            **described(self.attacks),
+            "seed": self.how.seed,
+            "chunk": self.how.chunk,
+            "data_sha256": images.sha256(),
+            **self.about,
+        }
+        return EvalResult(
+            images.y.cpu().numpy(),
+            _named(images.classes, max(int(given.max()) for given in found.classes.values())),
+            found.classes,
+            protocol,
+            images.ids.cpu().numpy(),
+            {name: losses for name, losses in found.losses.items() if name != "clean"},
+            examples=found.examples if self.attacks else {},
+            tail_share=self.how.tail_share,
+            tail_rounding=self.how.tail_rounding,
+            weights_r=self.how.weights_r,
+            weights_normalise=self.how.weights_normalise,
+        )
+
+    def _trusted(self, result: EvalResult, invariance: dict[str, float], x: Tensor, y: Tensor) -> EvalResult:
+        if not self.how.trust:
+            return result
+        pgd = self.attacks.get("pgd", None if self.ball is None else pgd20(self.ball))
+        known = isinstance(pgd, PGD) and self.ball is not None
+        more = trust.probe(self.model, x, y, pgd, self.how.seed) if known and isinstance(pgd, PGD) else []
+        return replace(result, trust=trust.panel([*trust.from_result(result, invariance), *more]))
+
+    def _attacked_rows(self, images: Images) -> Tensor:
+        most = self.how.autoattack_images
+        return torch.arange(len(images)) if most is None else stratified(images.y, most, seed=0).cpu()
+
+    def _ensemble(self, attack: AutoAttack) -> Ensemble:
+        how = self.how
+        place = how.state or (how.output / "autoattack" if how.output else None)
+        keep = 0 if how.save_examples is None else how.most_examples
+        return Ensemble(attack, how.autoattack_chunk, how.compile, place, how.state is not None, how.shard, keep)
+
+    def _under_autoattack(self, images: Images, result: EvalResult) -> tuple[EvalResult, list[Kept]]:
+        """The result with AutoAttack's outcome, if all chunks are done; and some of the images that it turned."""
+        attack, rows = self.ensemble or AutoAttack(), self._attacked_rows(images)
+        run = self._ensemble(attack)
+        standing, about = run.run(self.model, images.subset(rows), self.watch)
+        state = about.pop("state")  # where it lies is not part of what was found
+        if not standing.complete:
+            return replace(result, autoattack=about), []
+        if len(standing.examples) < min(run.keep, standing.broken):
+            self.watch.say(
+                "images that AutoAttack turned before --save-examples was given were not kept: to have them, delete "
+                f"{state}"
+            )
+        result = _with_outcome(result, attack.name, standing, about, rows.numpy())
+        turned = torch.tensor(sorted(standing.examples), dtype=torch.int64)
+        if not len(turned):
+            return result, []
+        points = torch.stack([standing.examples[row] for row in turned.tolist()])
+        return result, [Kept(attack.name, rows[turned], points, attack)]
+
+    def _saved(self, images: Images, kept: Kept) -> dict[str, Any]:
+        device = device_of(self.model)
+        part = images.subset(kept.rows).to(device)
+
+        def answer(x: Tensor) -> Tensor:
+            with evaluating(self.model), torch.no_grad():
+                return torch.cat([self.model(piece).argmax(1) for piece in torch.split(x, self.how.chunk)])
+
+        place = (self.how.output or Path()) / "examples" / kept.name
+        threat = getattr(kept.attack, "threat", self.ball)
+        ball = threat if isinstance(threat, NormBall) else None
+        points, clean = kept.points.to(device), part.pixels(slice(None))
+        return save_examples(place, self.how.save_examples or "npz", points, clean, part.y, part.ids, ball, answer)
+
+
+def _with_outcome(
+    result: EvalResult, name: str, standing: Standing, about: Mapping[str, Any], rows: NDArray[Any]
+) -> EvalResult:
+    """`rows`: which of the result's samples AutoAttack was run on."""
+
+    def spread(values: NDArray[Any], elsewhere: Any) -> NDArray[Any]:
+        whole = np.full(result.n, elsewhere, dtype=values.dtype)
+        whole[rows] = values
+        return whole
+
+    checked = {"n": 0, "asked": 0, "outside": 0, "changed": 0, "largest": None, **result.examples}
+    checked |= {"n": checked["n"] + standing.made, "outside": checked["outside"] + standing.outside}
+    checked["largest"] = max(checked["largest"] or 0.0, standing.largest)
+    return replace(
+        result,
+        classes=_named(result.classes, int(standing.answers.max())),
+        answers={**result.answers, name: spread(standing.answers, NOT_MEASURED)},
+        after={part: spread(values, False) for part, values in standing.after.items()},
+        autoattack=about,
+        examples=checked,
+    )
+
+
+def _part(images: Images, most: int | None) -> Images:
+    """At most so many, in the proportions of the classes and always the same."""
+    return images if most is None or most >= len(images) else images.subset(stratified(images.y, most, seed=0))
+
+
+def _named(classes: tuple[str, ...], highest: int) -> tuple[str, ...]:
+    """The names of the data's classes, and numbers for others that the network answered with."""
+    return (*classes, *(str(k) for k in range(len(classes), highest + 1)))
+
+
+def check_folder(path: Path) -> None:
+    """Before hours of work: can the results be written there?"""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UsageError(
+            f"{path} cannot hold the results: {there} is no folder that may be written; choose another output"
+        )
