@@ -10,9 +10,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from doubly.attacks import FGSM, PGD
+    from doubly.attacks.autoattack import AutoAttack
     from doubly.bilevel import SignStep
     from doubly.data import Images
     from doubly.errors import UsageError
+    from doubly.evaluation.result import EvalResult
     from doubly.methods import AT, DONE, Standard
     from doubly.runs import evaluate, train
     from doubly.threat import L2Ball, LinfBall
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "AT": "methods",
+    "AutoAttack": "attacks.autoattack",
     "DONE": "methods",
+    "EvalResult": "evaluation.result",
     "FGSM": "attacks",
     "PGD": "attacks",
     "Batch": "types",
@@ -42,7 +46,9 @@ __all__ = [
     "DONE",
     "FGSM",
     "PGD",
+    "AutoAttack",
     "Batch",
+    "EvalResult",
     "Images",
     "L2Ball",
     "LinfBall",

@@ -377,7 +377,7 @@ def test_a_mirror_that_has_not_the_files(here, mirror, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["inspect", "digts"], "there is no dataset or recipe 'digts': did you mean 'digits'?"),
+        (["inspect", "digts"], "there is no dataset, recipe, folder or file 'digts': did you mean 'digits'?"),
         (["inspect", "digits.imbalanced.don_pgd"], "did you mean 'digits.imbalanced.done_pgd'?"),
         (["imbalance", "digts", "--ratio", "0.2"], "did you mean 'digits'?"),
         (["fetch", "cifar11"], "did you mean 'cifar10"),

@@ -27,7 +27,9 @@ def stopping() -> Iterator[None]:
         raise KeyboardInterrupt
 
     alone = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, terminate) if alone else None
+    # Also SIGINT, which a shell makes its background jobs ignore.
+    handlers = {signal.SIGTERM: terminate, signal.SIGINT: signal.default_int_handler} if alone else {}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     except KeyboardInterrupt:
@@ -35,8 +37,8 @@ def stopping() -> Iterator[None]:
         ending.number = asked
         raise ending from None
     finally:
-        if alone:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -66,16 +66,16 @@ def _panel(trust: Any, out: Console) -> None:
 
 
 def show_differences(rows: Iterable[Any], result: Any, title: str, out: Console) -> None:
-    table = _table(title, "", "", "n", "points, 95 % interval", "first only", "second only", "p")
+    table = _table(title, "", "", "n", "points, 95 %", "first", "second", "p")
     for row in rows:
         for what, interval in (("average", row.average), ("tail", row.tail), ("worst class", row.worst)):
-            value = f"{100 * interval.value:+.1f} ({100 * interval.low:+.1f} to {100 * interval.high:+.1f})"
+            value = f"{100 * interval.value:+.1f} ({100 * interval.low:+.1f}, {100 * interval.high:+.1f})"
             first = what == "average"
             test = [str(row.test.first_only), str(row.test.second_only), f"{row.test.p:.2g}"] if first else []
             table.add_row(label(row.attack, result) if first else "", what, str(row.n) if first else "", value, *test)
         table.add_section()
     out.print(table)
-    say(out, "first only, second only: samples that only one of them gets right; p: McNemar's exact test of these")
+    say(out, "first, second: samples that only this one gets right; p: McNemar's exact test of these")
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -22,6 +22,7 @@ from doubly.runs.config import Run
 from doubly.runs.load import load_run
 from doubly.runs.loop import train_run
 from doubly.runs.measure_run import evaluate_run
+from doubly.runs.measuring import Measuring
 from doubly.runs.progress import bar_columns
 from doubly.runs.saved_config import from_json, to_json
 from doubly.runs.signals import stop_on_signals
@@ -100,7 +101,7 @@ def _work(config: Any, output: Path, evaluate: bool) -> str | None:
         with stop_on_signals():  # the parent decides, so that a Ctrl-C in the terminal is heard once
             train_run(from_json(config), output, resume=True, stop=_stopping.is_set)
         if evaluate:
-            evaluate_run(output)
+            evaluate_run(output, how=Measuring(trust=False))  # `doubly evaluate` asks that of the runs that matter
     except Exception as problem:  # one run that fails does not stop the others
         return f"{type(problem).__name__}: {problem}"
     return None
