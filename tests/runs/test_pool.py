@@ -8,7 +8,7 @@ from rich.console import Console
 
 from doubly.errors import UsageError
 from doubly.rundir import RunDir, read_json, read_metrics, write_json
-from doubly.runs import SGD, Interrupted, Run, evaluate_run, train_run
+from doubly.runs import SGD, Interrupted, Measuring, Run, evaluate_run, train_run
 from doubly.runs import pool as pool_module
 from doubly.runs.pool import Job, run_jobs
 from doubly.runs.saved_config import from_json
@@ -90,7 +90,7 @@ def test_a_failure_is_reported_with_its_sentence_and_stops_nobody(pool):
 
 def test_the_results_are_those_of_the_run_alone(pool, tmp_path, same_bits, tiny):
     train_run(small(), tmp_path)
-    evaluate_run(tmp_path)
+    evaluate_run(tmp_path, how=Measuring(trust=False))
     found = pool.folder / "whole"
     assert same_bits(tiny.checkpoint(found)[0], tiny.checkpoint(tmp_path)[0])
     assert tiny.checkpoint(found)[1]["choices"] == {"channels_last": False, "threads": 1}
