@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from doubly.attacks import FGSM, PGD
-from doubly.bilevel import AdamStep, BarrierStep, GradientStep, SignStep
+from doubly.bilevel import AdamStep, BarrierStep, GradientStep, NormalisedStep, SignStep
 from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import CrossEntropy, LogitMargin
 from doubly.threat import L2Ball, LinfBall
@@ -43,15 +43,18 @@ def losses(model, x, y, delta):
         return F.cross_entropy(model(x + delta), y, reduction="none")
 
 
-class FromStart(foolbox.attacks.LinfPGD):
+def from_start(attack):
     """Foolbox's attack from a start that is handed in."""
 
-    def __init__(self, start, **settings):
-        super().__init__(random_start=True, **settings)
-        self.start = start
+    class FromStart(attack):
+        def __init__(self, start, **settings):
+            super().__init__(random_start=True, **settings)
+            self.start = start
 
-    def get_random_start(self, x0, epsilon):
-        return eagerpy.astensor(x0.raw + self.start)
+        def get_random_start(self, x0, epsilon):
+            return eagerpy.astensor(x0.raw + self.start)
+
+    return FromStart
 
 
 @pytest.mark.parametrize("start", ["zero", "uniform"])
@@ -61,11 +64,44 @@ def test_equals_foolbox_step_by_step_from_the_same_start(model, batch, start):
     assert (begin.abs().max() > 0) == (start == "uniform")
     theirs = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
     for steps in range(1, 11):
-        attack = FromStart(begin, steps=steps, abs_stepsize=SIZE)
+        attack = from_start(foolbox.attacks.LinfPGD)(begin, steps=steps, abs_stepsize=SIZE)
         expected = attack.run(theirs, x, foolbox.criteria.Misclassification(y), epsilon=EPS) - x
         found = PGD(LinfBall(EPS), steps, SignStep(SIZE), start)(model, x, y, seeded())
         assert torch.allclose(found, expected, atol=1e-5)
         assert torch.allclose(losses(model, x, y, found), losses(model, x, y, expected), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def smooth():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.Softplus(), nn.Conv2d(8, 8, 3, stride=2), nn.Tanh(), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(8 * 9, 5)).eval()
+
+
+@pytest.fixture(scope="module")
+def inner_batch():
+    """Away from the ends of the image range, where foolbox clips and doubly projects onto ball and range at once."""
+    generator = torch.Generator().manual_seed(1)
+    return 0.4 + 0.2 * torch.rand(12, 1, 8, 8, generator=generator), torch.randint(5, (12,), generator=generator)
+
+
+@pytest.mark.parametrize("start", ["zero", "uniform"])
+def test_an_l2_attack_has_the_losses_of_foolbox_step_by_step(smooth, inner_batch, start):
+    x, y = inner_batch
+    begin = PGD(L2Ball(0.4), 0, NormalisedStep(0.15), start)(smooth, x, y, seeded())
+    assert (begin.abs().max() > 0) == (start == "uniform")
+    theirs = foolbox.PyTorchModel(smooth, bounds=(0, 1), device="cpu")
+    previous = -torch.inf
+    for steps in range(1, 9):
+        attack = from_start(foolbox.attacks.L2PGD)(begin, steps=steps, abs_stepsize=0.15)
+        expected = attack.run(theirs, x, foolbox.criteria.Misclassification(y), epsilon=0.4) - x
+        found = PGD(L2Ball(0.4), steps, NormalisedStep(0.15), start)(smooth, x, y, seeded())
+        ours, others = (losses(smooth, x, y, delta) for delta in (found, expected))
+        assert torch.allclose(ours, others, atol=1e-5) and torch.allclose(found, expected, atol=1e-5)
+        assert ours.mean() > previous - 1e-4
+        previous = ours.mean()
+    assert torch.allclose(found.flatten(1).norm(dim=1), torch.tensor(0.4), rtol=1e-4)  # the ball was reached
 
 
 def test_the_uniform_start_fills_the_ball_cut_to_the_image_range(model, batch):

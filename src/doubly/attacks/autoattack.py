@@ -1,6 +1,6 @@
 """AutoAttack (Croce and Hein 2020): the attacks of `pyautoattack`, its reference, one at a time on one batch.
 
-Only the attacks are the reference's. Which samples they run on, and what is remembered, is `evaluation.standing`.
+Only the attacks are the reference's. Which samples they run on, and what is remembered, is `evaluation.driver`.
 Generators and trace function are as they were. The caller freezes the parameters: FAB would leave gradients on them.
 """
 

@@ -19,11 +19,10 @@ from doubly.bilevel.face import flat
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.evaluation.chunks import Chunks
+from doubly.evaluation.network import sure
 from doubly.evaluation.remaining import Remaining
 from doubly.evaluation.standing import Standing, State, finished, merged
 from doubly.threat import holds, is_image
-
-ROUNDING = 1e-4  # of the spread of the logits: answers nearer than this to another may turn with the machine
 
 
 class Samples(Protocol):
@@ -115,10 +114,8 @@ class Driver:
             raise UsageError(
                 f"{self.chunks.file(index)} holds attacks in another order, {names}: delete it, and it is done again"
             )
-        close = logits.topk(min(2, logits.shape[1]), 1)[0].cpu()
-        sure = (close[:, 0] - close[:, -1]) > ROUNDING * float(logits.std())
         known = torch.tensor(found["clean"])
-        if len(known) != len(clean) or bool(((known != clean) & sure).any()):
+        if len(known) != len(clean) or bool(((known != clean) & sure(logits).cpu()).any()):
             raise UsageError(
                 f"{self.chunks.folder}: the network answers the clean images of chunk {index} otherwise than when the "
                 "chunk was begun; evaluate the same network, or delete that folder"

@@ -11,6 +11,7 @@ from doubly.checks import check_images, check_logits
 from doubly.errors import UsageError
 
 ROUNDING = 1e-3  # relative to the spread of the logits: more is not rounding but another answer
+CLOSE = 1e-4  # likewise: answers nearer than this to another may turn with the batch or the machine
 SEEDS = (1, 2)
 
 
@@ -68,6 +69,12 @@ def _check_range(logits: Tensor) -> None:
             "the model returns probabilities, each row adds up to 1: return the logits, without the softmax, since "
             "attacks on probabilities find no gradient"
         )
+
+
+def sure(logits: Tensor) -> Tensor:
+    """Whether the largest logit leads by more than rounding, (B,)."""
+    largest = logits.topk(min(2, logits.shape[1]), 1)[0]
+    return (largest[:, 0] - largest[:, -1]) > CLOSE * logits.std()
 
 
 def model_sha256(model: nn.Module) -> str:

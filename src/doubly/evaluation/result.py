@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -179,6 +180,11 @@ class EvalResult:
 
     def summary(self) -> dict[str, Any]:
         """The contents of evaluation.json."""
+        return deepcopy(self._summary)
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
+        """Made once: it is both saved and shown, and takes some thousand resamples."""
         from doubly.evaluation.summary import summary
 
         return summary(self)

@@ -12,12 +12,11 @@ from doubly.checks import check_logits
 from doubly.data import Images
 from doubly.errors import UsageError
 from doubly.evaluation.accuracy import Floats, Ints
+from doubly.evaluation.network import sure
 from doubly.losses import CrossEntropy
 from doubly.seeding import generator
 from doubly.threat import NormBall, holds, is_image
 from doubly.types import Attack
-
-ROUNDING = 1e-4  # of the spread of the logits: answers nearer than this to another may turn with the batch
 
 
 @dataclass
@@ -98,10 +97,8 @@ def _recheck(model: nn.Module, first: Tensor, point: Tensor, x: Tensor, threat: 
     """Is the attacked image allowed, and is it answered alike in another batch?"""
     with torch.no_grad():
         again = model(point.flip(0)).flip(0)
-    close = first.topk(min(2, first.shape[1]), 1)[0]
-    sure = (close[:, 0] - close[:, -1]) > ROUNDING * first.std()
     found.n += len(x)
-    found.changed += int(((first.argmax(1) != again.argmax(1)) & sure).sum())
+    found.changed += int(((first.argmax(1) != again.argmax(1)) & sure(first)).sum())
     allowed = is_image(point)
     if isinstance(threat, NormBall):
         found.largest = max(found.largest or 0.0, float(threat.length(point - x).max()) / threat.radius)
