@@ -177,7 +177,10 @@ def test_the_average_follows_the_weights_step_by_step(tiny, tmp_path):
 
 
 def rows_of(path):
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_metrics(path)]
+    return [
+        {key: value for key, value in row.items() if key not in ("seconds", "peak_memory")}
+        for row in read_metrics(path)
+    ]
 
 
 def test_without_a_holdout_there_is_no_best(tiny, tmp_path):
@@ -223,6 +226,7 @@ def test_one_row_per_epoch_and_the_probe_where_it_is_due(tiny, tmp_path):
     for row in rows:
         assert {"loss", "weighted_loss", "train_accuracy", "weight_mean", "weight_max", "weight_ess", "lr"} < set(row)
         assert 0 < row["weight_ess"] <= 1 and row["weight_max"] <= 3 and row["seconds"] > 0
+        assert row["passes_forward"] >= 1 and row["passes_backward"] >= 1 and row["peak_memory"] > 2**20
     assert {"n", "sa", "ra_pgd", "ra_tail_30", "worst_class", "per_class"} < set(rows[-1]["probe"])
 
 

@@ -38,7 +38,10 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def without_seconds(path: Path) -> list[dict]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_metrics(path)]
+    return [
+        {key: value for key, value in row.items() if key not in ("seconds", "peak_memory")}
+        for row in read_metrics(path)
+    ]
 
 
 class Pool:

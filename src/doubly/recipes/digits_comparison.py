@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def arms(winners: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
 def cost(run: Run) -> dict[str, float]:
     """Passes of the network that one step takes, counted on one batch."""
     splits = load_splits(run)
-    return passes(run.method, build_model(run, splits.train), splits.train, run.batch)._asdict()
+    return asdict(passes(run.method, build_model(run, splits.train), splits.train, run.batch))
 
 
 def comparison(output: Path, processes: int, console: Console) -> dict[str, Any]:

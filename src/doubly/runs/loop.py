@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +25,10 @@ from doubly.runs.build import load_splits
 from doubly.runs.config import Probe, Run
 from doubly.runs.environment import environment
 from doubly.runs.load import load_run
+from doubly.runs.memory import forget_peak, peak_memory
 from doubly.runs.meter import Meter
 from doubly.runs.own_model import without_initial_weights
+from doubly.runs.passes import counted
 from doubly.runs.saved_config import difference, to_json
 from doubly.runs.standard_attacks import chosen
 from doubly.runs.training import Training
@@ -138,6 +141,7 @@ def _train(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], 
 
 def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
     run, saved = t.run, time.monotonic()
+    forget_peak(t.device)
     steps = steps_per_epoch(len(t.images.train), run.batch)
 
     def save(name: str = "last") -> None:
@@ -179,6 +183,7 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
             **t.meter.row(),
             "lr": run.optimiser.lr.at(progress(steps - 1)),
             "seconds": t.seconds,
+            "peak_memory": peak_memory(t.device),
         }
         if "r" in t.state:
             row["r"] = float(t.state["r"])
@@ -206,17 +211,18 @@ def _step(t: Training, batch: Any, moment: Moment) -> None:
     """One step of the optimiser."""
     for group in t.optimizer.param_groups:
         group["lr"] = t.run.optimiser.lr.at(moment.progress)
-    with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.autocast():
-        objective = warmed(t.run, moment.progress).objective(t.model, batch, t.state, moment)
-    check_finite(objective.losses, "the losses")
-    t.optimizer.zero_grad()
-    objective.scalar.backward()  # type: ignore[no-untyped-call]
+    with counted(t.model, len(batch.y)) if moment.step == 0 else nullcontext() as passes:
+        with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.autocast():
+            objective = warmed(t.run, moment.progress).objective(t.model, batch, t.state, moment)
+        check_finite(objective.losses, "the losses")
+        t.optimizer.zero_grad()
+        objective.scalar.backward()  # type: ignore[no-untyped-call]
     parallel.average_gradients(t.model.parameters())
     t.check_gradients()
     t.optimizer.step()
     t.state = objective.state
     t.update_average()
-    t.meter.add(objective, batch)
+    t.meter.add(objective, batch, passes)
 
 
 def _probe(t: Training) -> dict[str, Any]:

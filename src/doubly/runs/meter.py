@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from doubly.runs.passes import Passes
 from doubly.types import Batch, Objective, State
 
 
@@ -18,7 +19,8 @@ class Meter:
     def __init__(self, collected: State | None = None) -> None:
         self.parts: dict[str, list[Tensor]] = {name: [values] for name, values in (collected or {}).items()}
 
-    def add(self, objective: Objective, batch: Batch) -> None:
+    def add(self, objective: Objective, batch: Batch, passes: Passes | None = None) -> None:
+        """`passes`: of this step, where they were counted."""
         share = effective_sample_size(objective.weights) / len(batch.y)
         correct = (objective.logits.argmax(1) == batch.y).float()
         for name, values in [
@@ -30,6 +32,9 @@ class Meter:
             self.parts.setdefault(name, []).append(values.detach().float())
         for name, value in objective.record.items():
             self.parts.setdefault(f"record/{name}", []).append(value.detach().float().reshape(1))
+        if passes is not None:
+            self.parts["record/passes_forward"] = [share.new_tensor([passes.forward]).float()]
+            self.parts["record/passes_backward"] = [share.new_tensor([passes.backward]).float()]
 
     def collected(self) -> State:
         return {name: torch.cat(values) for name, values in self.parts.items()}
