@@ -1,3 +1,4 @@
+import json
 import math
 import subprocess
 import sys
@@ -6,7 +7,7 @@ import pytest
 
 from doubly.errors import UsageError
 from doubly.report.collect import collect, compare, mean_sd
-from doubly.rundir import read_json, write_json
+from doubly.rundir import read_json, read_metrics, write_json
 
 
 def test_a_folder_and_its_runs_are_the_same(make_run):
@@ -90,6 +91,43 @@ def test_another_setting_of_one_recipe_is_another_row(make_run):
     ]
     (comparison,) = compare(collect(runs))
     assert {label: len(runs) for label, runs in comparison.methods.items()} == {"AT": 2, "AT, cap None": 1}
+
+
+def with_autoattack(path, n=200, accuracy=0.4):
+    about = {"label": "RA-AA", "complete": True, "n": n, "epsilon": 0.15, "parts": ["apgd-ce"], "reference": "x 1"}
+    write_json(path / "evaluation.json", read_json(path / "evaluation.json") | {"ra_aa": accuracy, "autoattack": about})
+    return path
+
+
+def test_two_ways_of_autoattack_are_never_mixed_but_a_run_may_lack_it(make_run):
+    alike = [with_autoattack(make_run()), with_autoattack(make_run(seed=1)), make_run("digits.imbalanced.done_pgd")]
+    assert [len(comparison.runs) for comparison in compare(collect(alike))] == [3]
+    other = with_autoattack(make_run("digits.imbalanced.trades"), n=100)
+    assert [len(comparison.runs) for comparison in compare(collect([*alike, other]))] == [2, 1, 1]
+
+
+def test_the_fast_setting_has_a_table_of_its_own(make_run):
+    runs = [make_run("cifar10.at"), make_run("cifar10.fast_at"), make_run("cifar10.done_fast")]
+    assert {c.setting: list(c.methods) for c in compare(collect(runs))} == {
+        "cifar10": ["AT"],
+        "cifar10.fast": ["Fast-AT", "DONE-FAST"],
+    }
+
+
+def test_a_pause_does_not_count_as_training(make_run):
+    path = make_run(epochs=3)
+    metrics = path / "metrics.jsonl"
+    rows = [row | cost for row, cost in zip(read_metrics(metrics), COST, strict=True)]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run,) = collect([path])
+    assert run.seconds == 6.0 and run.passes == (4.0, 6.0) and run.peak_memory == 3e6
+
+
+COST = [
+    {"seconds": 2.0, "passes_forward": 4.0, "passes_backward": 4.0, "peak_memory": 2e6},
+    {"seconds": 900.0, "passes_forward": 4.0, "passes_backward": 8.0, "peak_memory": 3e6},
+    {"seconds": 2.0},
+]
 
 
 def test_the_deviation_is_that_of_a_sample():

@@ -58,7 +58,7 @@ def test_pictures_follow_the_text_colour_and_do_not_share_names(make_run, tmp_pa
 def test_each_protocol_gets_its_own_table(make_run, tmp_path):
     runs = [make_run(), make_run(seed=1, protocol={"attack": "PGD", "steps": 50})]
     page = write_report(runs, tmp_path / "out")
-    assert parsed(page.read_text(encoding="utf-8")).tags.count("table") == 2
+    assert parsed(page.read_text(encoding="utf-8")).tags.count("table") == 4  # each with its classes
     assert "PGD-50" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert (tmp_path / "out" / "figures" / "digits.imbalanced-2-curves.png").is_file()
 

@@ -66,7 +66,9 @@ def test_mean_and_deviation_of_the_folds(results):
     assert first[0] == ["method", "SA", "RA-PGD", "RA-Tail-30", "tail of all images", "worst class", "seconds"]
     assert first[2] == ["at", "92.0 ± 2.8", "55.0 ± 7.1", "25.0 ± 0.0", "33.3", "15.0 ± 7.1", "12"]  # sd of a sample
     assert [line[0] for line in first[2:]] == ["at", "done_pgd"]
-    assert text.count("mean ± sd over 2 stratified folds (seed = fold), n = 1797 in all; PGD-20 (") == len(TITLES)
+    assert text.count("mean ± sd over 2 stratified folds (seed = fold), n = 1797 in all; PGD-20, 1 restart (") == len(
+        TITLES
+    )
 
 
 def test_a_table_per_comparison_its_differences_and_the_searches(results):

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from doubly.report import figures, tables
+from doubly.report import figures, forms, tables
 from doubly.report.collect import Comparison, RunResult, collect, compare
-from doubly.report.html import Section, render
+from doubly.report.html import Picture, Section, render
 
-__all__ = ["Comparison", "RunResult", "collect", "compare", "figures", "tables", "write_report"]
+__all__ = ["Comparison", "RunResult", "collect", "compare", "figures", "forms", "tables", "write_report"]
 
 
 def write_report(paths: Iterable[Path | str], output: Path | str) -> Path:
@@ -19,13 +19,14 @@ def write_report(paths: Iterable[Path | str], output: Path | str) -> Path:
     sections = [
         _section(c, output / "figures" / name) for c, name in zip(comparisons, _names(comparisons), strict=True)
     ]
-    made = [section.table for section in sections]
+    overview = tables.paper_tables(comparisons)
+    made = [*overview, *(section.table for section in sections)]
     page = output / "report.html"
     for path, text in (
-        (output / "table.md", "\n".join(map(tables.markdown, made))),
-        (output / "table.csv", tables.csv(made)),
-        (output / "table.tex", "\n".join(map(tables.latex, made))),
-        (page, render(sections)),
+        (output / "table.md", "\n".join(map(forms.markdown, made))),
+        (output / "table.csv", forms.csv(made)),
+        (output / "table.tex", "\n".join(map(forms.latex, made))),
+        (page, render(sections, overview)),
     ):
         path.write_text(text, encoding="utf-8")
     return page
@@ -35,8 +36,11 @@ def _section(comparison: Comparison, stem: Path) -> Section:
     per_class, curves = stem.with_name(f"{stem.name}-per_class"), stem.with_name(f"{stem.name}-curves")
     figures.per_class(comparison.methods, per_class)
     figures.learning_curves(comparison.methods, curves)
-    drawn = [path.with_name(f"{path.name}.svg") for path in (per_class, curves)]
-    return Section(comparison, tables.table(comparison), *drawn)
+    drawn = [
+        Picture("Robust accuracy of each class", "Bars for each method.", per_class.with_name(f"{per_class.name}.svg")),
+        Picture("Training", "Curves over the epochs.", curves.with_name(f"{curves.name}.svg")),
+    ]
+    return Section(comparison, tables.table(comparison), drawn)
 
 
 def _names(comparisons: list[Comparison]) -> list[str]:

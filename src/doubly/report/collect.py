@@ -1,6 +1,7 @@
 """Run directories become results, and results that may stand in one table become a comparison."""
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ SCHEMAS = (1, 2)  # of evaluation.json; 2 says more
 NEEDED = ("sa", "ra_pgd", "ra_tail_30", "ra_tail_30_classes", "worst_class", "per_class", "n", "protocol")
 LABELS = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
 BASELINES = ("Standard", "AT")  # these head a table
+FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")  # of few steps and epochs: a table of their own
+# What makes two numbers under AutoAttack comparable.
+ENSEMBLE = ("label", "n", "norm", "epsilon", "seed", "chunk", "parts", "reference")
 # Settings in which two seeds of one method may differ: they decide where and how fast it runs, not what is learnt.
 PER_RUN = ("name", "seed", "output", "device", "channels_last", "save_seconds", "data.root")
 
@@ -33,8 +37,9 @@ class RunResult:
 
     @property
     def setting(self) -> str:
-        """What is learnt: `digits.imbalanced` of the recipe `digits.imbalanced.done_pgd`."""
-        return str(self.config["name"]).rpartition(".")[0] or "runs"
+        """What is learnt: `digits.imbalanced` of the recipe `digits.imbalanced.done_pgd`, and `digits.fast`."""
+        setting, _, method = str(self.config["name"]).rpartition(".")
+        return (setting or "runs") + ".fast" * (method in FAST)
 
     @property
     def method(self) -> str:
@@ -47,8 +52,23 @@ class RunResult:
 
     @property
     def seconds(self) -> float:
-        """Of training; NaN when the run kept no metrics."""
-        return math.fsum(row.get("seconds", 0.0) for row in self.metrics) if self.metrics else math.nan
+        """Of training: epochs times the median epoch, so that a pause does not count; NaN without metrics."""
+        epochs = [row["seconds"] for row in self.metrics if "seconds" in row]
+        return len(self.metrics) * statistics.median(epochs) if epochs else math.nan
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        """Forward and backward, per step, mean over the epochs; NaN where they were not counted."""
+        return self._mean("passes_forward"), self._mean("passes_backward")
+
+    @property
+    def peak_memory(self) -> float:
+        """In bytes."""
+        return max((row["peak_memory"] for row in self.metrics if row.get("peak_memory")), default=math.nan)
+
+    def _mean(self, key: str) -> float:
+        found = [row[key] for row in self.metrics if key in row]
+        return statistics.fmean(found) if found else math.nan
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -83,7 +103,10 @@ def collect(paths: Iterable[Path | str]) -> list[RunResult]:
 
 
 def compare(results: Iterable[RunResult]) -> list[Comparison]:
-    """Numbers of another setting, protocol, image count or set of classes go to another table: they are never mixed."""
+    """Numbers of another setting, protocol, image count or set of classes go to another table: they are never mixed.
+
+    A run without AutoAttack stands with those that have it; two that were attacked by it differently do not.
+    """
     groups: dict[str, list[RunResult]] = {}
     for result in results:
         kept = result.evaluation
@@ -91,8 +114,22 @@ def compare(results: Iterable[RunResult]) -> list[Comparison]:
         groups.setdefault(key, []).append(result)
     return [
         Comparison(runs[0].setting, runs[0].evaluation["protocol"], runs[0].evaluation["n"], _by_method(runs))
-        for runs in groups.values()
+        for group in groups.values()
+        for runs in _by_ensemble(group)
     ]
+
+
+def ensemble(run: RunResult) -> dict[str, Any]:
+    """How RA-AA was measured; empty where it was not."""
+    about = run.evaluation.get("autoattack", {})
+    return {key: about.get(key) for key in ENSEMBLE} if "ra_aa" in run.evaluation else {}
+
+
+def _by_ensemble(runs: list[RunResult]) -> list[list[RunResult]]:
+    kinds: dict[str, list[RunResult]] = {}
+    for run in runs:
+        kinds.setdefault(repr(ensemble(run)), []).append(run)
+    return list(kinds.values()) if len(kinds.keys() - {repr({})}) > 1 else [runs]
 
 
 def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:

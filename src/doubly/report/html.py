@@ -10,21 +10,31 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from doubly.report.collect import Comparison
+from doubly.report.collect import Comparison, RunResult, mean_sd
 from doubly.report.figures import INK
-from doubly.report.protocol import attack_name, flatten, show
+from doubly.report.protocol import attack_name, flatten, fraction, show
 from doubly.report.summary import sentence
-from doubly.report.tables import Table
+from doubly.report.tables import Cell, Column, Table
+
+RADII = ("radius", "size", "epsilon")  # shown as people type them
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, as an SVG file beside the page."""
+
+    title: str
+    about: str
+    path: Path
 
 
 @dataclass(frozen=True)
 class Section:
-    """One comparison on the page, with its pictures as SVG files."""
+    """One comparison on the page."""
 
     comparison: Comparison
     table: Table
-    per_class: Path
-    curves: Path
+    pictures: Sequence[Picture] = ()
 
     @property
     def summary(self) -> str:
@@ -35,9 +45,34 @@ class Section:
         return attack_name(self.comparison.protocol)
 
     @property
+    def classes(self) -> Table:
+        """Robust accuracy of each class under each method, weakest on average first."""
+        methods = self.comparison.methods
+        names = self.comparison.classes
+        cells = {label: [_of_class(runs, name) for name in names] for label, runs in methods.items()}
+        columns = [Column("class", None), Column("n", None), *(Column(label) for label in methods)]
+        images = [self.comparison.runs[0].evaluation["per_class"][name]["n"] for name in names]
+        rows = [
+            (Cell(name), Cell("", float(count), digits=0), *(column[index] for column in cells.values()))
+            for index, (name, count) in enumerate(zip(names, images, strict=True))
+        ]
+        rows.sort(key=lambda row: sum(cell.mean or 0.0 for cell in row[2:]))
+        return Table("Robust accuracy of each class", tuple(columns), tuple(rows))
+
+    @property
     def protocol(self) -> dict[str, str]:
-        shown = {key: show(value) for key, value in flatten(self.comparison.protocol).items()}
-        return {**shown, "images": str(self.comparison.n)}
+        return {**_shown(self.comparison.protocol), "images": str(self.comparison.n)}
+
+    @property
+    def trust(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """(run, panel) of every run that was checked, the suspicious ones first."""
+        panels = [
+            (f"{label}, seed {run.seed}", run.evaluation["trust"])
+            for label, runs in self.comparison.methods.items()
+            for run in runs
+            if run.evaluation.get("trust", {}).get("lines")
+        ]
+        return sorted(panels, key=lambda pair: pair[1]["verdict"] == "fine")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -54,7 +89,8 @@ class Section:
         return [_shell(run.environment["command"]) for run in self.comparison.runs if run.environment.get("command")]
 
 
-def render(sections: Sequence[Section]) -> str:
+def render(sections: Sequence[Section], overview: Sequence[Table] = ()) -> str:
+    """`overview`: tables over several sections."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("doubly.report", "."),
         autoescape=True,
@@ -62,7 +98,7 @@ def render(sections: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    context: Mapping[str, Any] = {"sections": sections, "picture": picture}
+    context: Mapping[str, Any] = {"sections": sections, "overview": overview, "picture": picture}
     return environment.get_template("page.html.j2").render(context)
 
 
@@ -73,6 +109,19 @@ def picture(path: Path, description: str) -> markupsafe.Markup:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     label = markupsafe.escape(description)
     return markupsafe.Markup(svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))
+
+
+def _of_class(runs: Sequence[RunResult], name: str) -> Cell:
+    values = [run.evaluation["per_class"][name]["ra_pgd"] for run in runs]
+    known = [100 * value for value in values if value is not None]
+    return Cell("", *mean_sd(known)) if known else Cell("", float("nan"))
+
+
+def _shown(protocol: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        key: fraction(value) if isinstance(value, float) and key.endswith(RADII) else show(value)
+        for key, value in flatten(protocol).items()
+    }
 
 
 def _shell(command: str | Sequence[str]) -> str:

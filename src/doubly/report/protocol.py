@@ -1,7 +1,29 @@
 """How an evaluation was made, in words: what a number needs beside it to mean something."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
+
+# What nobody needs to be told, because everybody expects it.
+USUAL = {
+    "attack.rule.kind": "step.sign",
+    "attack.loss.kind": "loss.cross_entropy",
+    "attack.attack_mode": "eval",
+}
+BALLS = {"threat.linf": "ℓ∞", "threat.l2": "ℓ2"}
+TOLD = (
+    "attack",
+    "steps",
+    "attack.kind",
+    "attack.steps",
+    "attack.threat.kind",
+    "attack.threat.radius",
+    "attack.threat.barrier",
+    "attack.rule.size",
+    "attack.start",
+    "attack.restarts",
+    "note",
+)  # in the words, or elsewhere
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -24,10 +46,40 @@ def attack_name(protocol: Mapping[str, Any]) -> str:
 
 
 def describe(protocol: Mapping[str, Any]) -> str:
-    """One line: the attack, then every other setting."""
-    named = {"attack", "steps", "attack.kind", "attack.steps"}
-    rest = [brief(key, value) for key, value in flatten(protocol).items() if key not in named and value is not None]
-    return f"{attack_name(protocol)} ({', '.join(rest)})" if rest else attack_name(protocol)
+    """One line: the attack in words, then every setting that the words leave out."""
+    flat = flatten(protocol)
+    rest = [
+        brief(key, value)
+        for key, value in flat.items()
+        if key not in TOLD and value is not None and USUAL.get(key) != value
+    ]
+    words = ", ".join([attack_name(protocol), *_words(flat)])
+    return f"{words} ({', '.join(rest)})" if rest else words
+
+
+def _words(flat: Mapping[str, Any]) -> list[str]:
+    """ℓ∞, ε = 8/255, step ε/4, uniform start, 1 restart."""
+    radius, size = flat.get("attack.threat.radius"), flat.get("attack.rule.size")
+    words = [BALLS.get(flat["attack.threat.kind"], flat["attack.threat.kind"])] if "attack.threat.kind" in flat else []
+    words += [f"ε = {fraction(radius)}"] if radius else []
+    if size:
+        share = Fraction(size / radius).limit_denominator(100) if radius else Fraction(0)
+        told = radius and abs(share * radius - size) < 1e-9 * size
+        words.append(f"step {_of_epsilon(share) if told else fraction(size)}")
+    words += [f"{flat['attack.start']} start"] if flat.get("attack.start") else []
+    restarts = flat.get("attack.restarts")
+    return words + ([f"{restarts} restart{'s' * (restarts > 1)}"] if restarts else [])
+
+
+def _of_epsilon(share: Fraction) -> str:
+    above = "ε" if share.numerator == 1 else f"{share.numerator} ε"
+    return above if share.denominator == 1 else f"{above}/{share.denominator}"
+
+
+def fraction(value: float) -> str:
+    """8/255 for what people type as 8/255."""
+    levels = value * 255
+    return f"{levels:.0f}/255" if levels > 0.5 and abs(levels - round(levels)) < 1e-6 else show(value)
 
 
 def brief(key: str, value: object) -> str:

@@ -1,10 +1,10 @@
 """The digits study as Markdown: a table per comparison, the paired differences, and what the searches chose."""
 
-import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from doubly.report.forms import escaped
 from doubly.report.protocol import describe
 
 Rows = Sequence[Mapping[str, Any]]
@@ -41,7 +41,7 @@ def _page(results: Mapping[str, Any], titles: Mapping[str, str], shown: Callable
         differences = [d for d in results["differences"] if d["table"] == name]
         parts.append(f"### {title}\n\n{shown(rows)}\n\n{_caption(rows, results)} {about}\n")
         parts += [
-            f"`{row['label']}`, fold {fold}, ended with an alarm: {_escaped(sentence)}.\n"
+            f"`{row['label']}`, fold {fold}, ended with an alarm: {escaped(sentence)}.\n"
             for row in rows
             for fold, sentences in enumerate(row.get("alarms", []))
             for sentence in sentences
@@ -69,11 +69,7 @@ def _methods(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _failed(row: Mapping[str, Any], width: int) -> tuple[str, ...]:
     """A row of that many cells that says why there are no numbers."""
-    return row["label"], f"failed in {len(row['failed'])} folds: {_escaped(row['failed'][0])}", *[""] * (width - 2)
-
-
-def _escaped(sentence: str) -> str:
-    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(sentence.split()))
+    return row["label"], f"failed in {len(row['failed'])} folds: {escaped(row['failed'][0])}", *[""] * (width - 2)
 
 
 def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,29 +1,14 @@
-"""One model of a table, and its four forms: terminal, Markdown, CSV and LaTeX."""
+"""Tables of methods: the paper's numbers and what they cost, mean ± sd over seeds, the best of each column marked."""
 
-import csv as csv_format
-import io
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import rich.markup
-import rich.table
-
-from doubly.report.collect import Comparison, RunResult, mean_sd
+from doubly.report.collect import Comparison, RunResult, ensemble, mean_sd
+from doubly.report.paper import TABLES, printed
 from doubly.report.protocol import describe
 
-COLUMNS = ("method", "SA", "RA-PGD", "RA-Tail-30", "worst class", "seconds", "seeds")
-LATEX = {
-    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "\n": " ",
-}
+ACCURACIES = {"sa": "SA", "ra_pgd": "RA-PGD", "ra_tail_30": "RA-Tail-30", "ra_aa": "RA-AA"}
 
 
 @dataclass(frozen=True)
@@ -48,21 +33,78 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Column:
+    name: str
+    best: Callable[[Sequence[float]], float] | None = max  # None: nothing is best
+    group: str = ""  # columns of one setting, where a table has several
+
+    @property
+    def title(self) -> str:
+        return f"{self.group} {self.name}".strip()
+
+
+@dataclass(frozen=True)
 class Table:
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Neighbouring columns of one group: its name, and how many they are."""
+        found: list[tuple[str, int]] = []
+        for column in self.columns:
+            if found and found[-1][0] == column.group:
+                found[-1] = (column.group, found[-1][1] + 1)
+            else:
+                found.append((column.group, 1))
+        return found
+
 
 def table(comparison: Comparison) -> Table:
-    """Percentages per method, mean ± sd over seeds, the best of each column marked."""
-    columns = list(zip(*(_row(label, runs) for label, runs in comparison.methods.items()), strict=True))
-    marked = [
-        column if name in ("method", "seeds") else _mark(column, lowest=name == "seconds")
-        for name, column in zip(COLUMNS, columns, strict=True)
-    ]
-    return Table(comparison.setting, COLUMNS, tuple(zip(*marked, strict=True)), notes(comparison))
+    """Everything about one setting: accuracies, worst class, cost."""
+    columns: dict[Column, list[Cell]] = {Column("method", None): [Cell(label) for label in comparison.methods]}
+    columns |= _accuracies(comparison)
+    runs = comparison.methods.values()
+    columns[Column("worst class")] = [_worst(group) for group in runs]
+    columns[Column("seconds", min)] = [_known([run.seconds for run in group], 0) for group in runs]
+    columns[Column("passes per step", None)] = [_passes(group) for group in runs]
+    columns[Column("peak MB", min)] = [_known([run.peak_memory / 2**20 for run in group], 0) for group in runs]
+    columns[Column("seeds", None)] = [Cell("", len(group), digits=0) for group in runs]
+    return _made(comparison.setting, columns, notes(comparison))
+
+
+def paper_tables(comparisons: Sequence[Comparison]) -> list[Table]:
+    """The paper's layout, settings side by side, for each of its tables of which more than one setting was run; other
+    datasets, balanced and imbalanced, alike. A setting that was measured in two ways stands in none of them."""
+    layouts = {f"Table {number}: {title}": parts for number, (title, parts) in TABLES.items()}
+    known = {setting for _, parts in TABLES.values() for setting in parts}
+    for comparison in comparisons:
+        plain = comparison.setting.replace(".imbalanced", "")
+        if plain.removesuffix(".small") not in known:
+            layouts[plain] = {plain: "balanced", _imbalanced(plain): "imbalanced"}
+    made = []
+    for title, parts in layouts.items():
+        for scale in ("", ".small"):
+            named = {f"{setting}{scale}": name for setting, name in parts.items()}
+            found = {name: [c for c in comparisons if c.setting == setting] for setting, name in named.items()}
+            sides = {name: same[0] for name, same in found.items() if len(same) == 1}
+            if len(sides) > 1:
+                made.append(side_by_side(title + ", small scale" * bool(scale), sides))
+    return made
+
+
+def side_by_side(title: str, sides: dict[str, Comparison]) -> Table:
+    """A row per method, the accuracies of each setting in their own columns."""
+    labels = list(dict.fromkeys(label for side in sides.values() for label in side.methods))
+    columns: dict[Column, list[Cell]] = {Column("method", None): [Cell(label) for label in labels]}
+    for name, side in sides.items():
+        for column, cells in _accuracies(side).items():
+            by_label = dict(zip(side.methods, cells, strict=True))
+            columns[replace(column, group=name)] = [by_label.get(label, Cell("", math.nan)) for label in labels]
+    captions = [f"{name[0].upper()}{name[1:]}: {note}" for name, side in sides.items() for note in notes(side)]
+    return _made(title, columns, tuple(captions))
 
 
 def notes(comparison: Comparison) -> tuple[str, ...]:
@@ -76,89 +118,89 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
         f"training seed{'s' if len(comparison.runs) > len(comparison.methods) else ''} {which}."
     )
     repeated = [label for label, runs in comparison.methods.items() if len({run.seed for run in runs}) < len(runs)]
-    warnings = [f"The rows do not share the same seeds: {which}."] * (not alike)
-    return (caption, *warnings, *(f"{label} counts a seed more than once." for label in repeated))
-
-
-def terminal(table: Table) -> rich.table.Table:
-    drawn = rich.table.Table(title=rich.markup.escape(table.title), caption=rich.markup.escape(" ".join(table.notes)))
-    for index, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if index else "left", no_wrap=not index)
-    for row in table.rows:
-        texts = [(rich.markup.escape(cell.text), cell.best) for cell in row]
-        drawn.add_row(*(f"[bold]{text}[/bold]" if best else text for text, best in texts))
-    return drawn
-
-
-def markdown(table: Table) -> str:
-    def escaped(text: str) -> str:
-        return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
-
-    def line(texts: Sequence[str]) -> str:
-        return f"| {' | '.join(texts)} |"
-
-    body = [[f"**{escaped(c.text)}**" if c.best else escaped(c.text) for c in row] for row in table.rows]
-    rule = ["---"] + ["---:"] * (len(table.columns) - 1)
-    lines = [line(table.columns), line(rule), *map(line, body)]
-    return "\n".join([f"### {escaped(table.title)}", "", *lines, "", *map(escaped, table.notes), ""])
-
-
-def csv(tables: Sequence[Table]) -> str:
-    """All tables in one sheet, numbers unrounded; each row carries its table and the caption of that table."""
-    stream = io.StringIO()
-    writer = csv_format.writer(stream, lineterminator="\n")
-    measured = COLUMNS[1:-1]
-    writer.writerow(
-        ["table", "method", *(f"{name}{part}" for name in measured for part in ("", " sd")), "seeds", "notes"]
-    )
-    for table in tables:
-        for label, *numbers, seeds in table.rows:
-            values = [value for cell in numbers for value in (cell.mean, cell.sd)]
-            writer.writerow([table.title, label.text, *values, seeds.text, " ".join(table.notes)])
-    return stream.getvalue()
-
-
-def latex(table: Table) -> str:
-    """A `table` environment; needs the package booktabs."""
-
-    def escaped(text: str) -> str:
-        return "".join(LATEX.get(mark, mark) for mark in text)
-
-    body = [
-        " & ".join(f"\\textbf{{{escaped(c.text)}}}" if c.best else escaped(c.text) for c in row) for row in table.rows
-    ]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            f"\\caption{{{escaped(' '.join((table.title + ':', *table.notes)))}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
-            rf"\toprule {' & '.join(map(escaped, table.columns))} \\ \midrule",
-            *(rf"{line} \\" for line in body),
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def _row(label: str, runs: Sequence[RunResult]) -> tuple[Cell, ...]:
-    evaluations = [run.evaluation for run in runs]
-    shares = [Cell("", *mean_sd(100 * e[key] for e in evaluations)) for key in ("sa", "ra_pgd", "ra_tail_30")]
-    worst = dict.fromkeys(e["worst_class"]["name"] for e in evaluations)
     return (
-        Cell(label),
-        *shares,
-        Cell(" / ".join(worst), *mean_sd(100 * e["worst_class"]["ra_pgd"] for e in evaluations)),
-        Cell("", *mean_sd(run.seconds for run in runs), digits=0),
-        Cell("", len(runs), digits=0),
+        caption,
+        *_about_autoattack(comparison),
+        *([f"The rows do not share the same seeds: {which}."] if not alike else []),
+        *(f"{label} counts a seed more than once." for label in repeated),
+        *_about_machines(comparison),
+        *([f"{comparison.protocol['note']}."] if comparison.protocol.get("note") else []),
     )
 
 
-def _mark(column: Sequence[Cell], lowest: bool) -> Sequence[Cell]:
+def _about_autoattack(comparison: Comparison) -> list[str]:
+    measured = [run for run in comparison.runs if ensemble(run)]
+    if not measured:
+        return []
+    about = ensemble(measured[0])
+    found = [f"RA-AA: all four attacks of AutoAttack on n = {about['n']} of the images ({about['reference']})."]
+    counts = {label: sum(bool(ensemble(run)) for run in runs) for label, runs in comparison.methods.items()}
+    parts = [
+        f"{label} of {counts[label]} of {len(runs)} seeds"
+        for label, runs in comparison.methods.items()
+        if counts[label] < len(runs)
+    ]
+    return found + ([f"RA-AA is {', '.join(parts)}."] if parts else [])
+
+
+def _about_machines(comparison: Comparison) -> list[str]:
+    """Seconds compare only between equals."""
+    differing = [
+        f"{key} ({', '.join(sorted(values))})"
+        for key in ("device", "threads", "platform")
+        if len(values := {str(run.environment[key]) for run in comparison.runs if key in run.environment}) > 1
+    ]
+    return [f"The runs differ in {' and '.join(differing)}: their seconds do not compare."] if differing else []
+
+
+def _accuracies(comparison: Comparison) -> dict[Column, list[Cell]]:
+    return {
+        Column(name): [_accuracy(key, label, runs) for label, runs in comparison.methods.items()]
+        for key, name in ACCURACIES.items()
+        if any(key in run.evaluation for run in comparison.runs)
+    }
+
+
+def _accuracy(key: str, label: str, runs: list[RunResult]) -> Cell:
+    values = [100 * run.evaluation[key] for run in runs if key in run.evaluation]
+    theirs = printed(label, runs).get(key)
+    return _known(values, 1, "" if theirs is None else f"paper {theirs:.2f}")
+
+
+def _known(values: Sequence[float], digits: int, remark: str = "") -> Cell:
+    """Of the seeds that recorded it."""
+    known = [value for value in values if not math.isnan(value)]
+    return Cell(remark, *(mean_sd(known) if known else (math.nan, None)), digits=digits)
+
+
+def _worst(runs: list[RunResult]) -> Cell:
+    found = [run.evaluation["worst_class"] for run in runs]
+    return Cell(" / ".join(dict.fromkeys(w["name"] for w in found)), *mean_sd(100 * w["ra_pgd"] for w in found))
+
+
+def _passes(runs: list[RunResult]) -> Cell:
+    counted = [run.passes for run in runs if not math.isnan(run.passes[0])]
+    if not counted:
+        return Cell("-")
+    forward, backward = (mean_sd(values)[0] for values in zip(*counted, strict=True))
+    return Cell(f"{forward:.1f} + {backward:.1f}")
+
+
+def _made(title: str, columns: dict[Column, list[Cell]], notes: tuple[str, ...]) -> Table:
+    marked = [_mark(cells, column.best) for column, cells in columns.items()]
+    return Table(title, tuple(columns), tuple(zip(*marked, strict=True)), notes)
+
+
+def _mark(column: Sequence[Cell], best: Callable[[Sequence[float]], float] | None) -> Sequence[Cell]:
     """Best is what reads as best: equal to the last printed digit is equal."""
     printed = [round(cell.mean, cell.digits) for cell in column if cell.mean is not None and not math.isnan(cell.mean)]
-    if len(set(printed)) < 2:
+    if best is None or len(set(printed)) < 2:
         return column
-    best = min(printed) if lowest else max(printed)
-    return [replace(cell, best=cell.mean is not None and round(cell.mean, cell.digits) == best) for cell in column]
+    value = best(printed)
+    return [replace(cell, best=cell.mean is not None and round(cell.mean, cell.digits) == value) for cell in column]
+
+
+def _imbalanced(setting: str) -> str:
+    """`digits.imbalanced.small` of `digits.small`."""
+    dataset, _, scale = setting.partition(".")
+    return f"{dataset}.imbalanced{'.' * bool(scale)}{scale}"

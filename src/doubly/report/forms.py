@@ -1,0 +1,105 @@
+"""The forms of a table: terminal, Markdown, CSV and LaTeX. What comes from data is escaped in each."""
+
+import csv as csv_format
+import io
+import re
+from collections.abc import Sequence
+
+import rich.markup
+import rich.table
+
+from doubly.report.tables import Cell, Table
+
+LATEX = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "ε": r"$\varepsilon$",
+    "ℓ": r"$\ell$",
+    "∞": r"$_\infty$",
+    "\n": " ",
+}
+
+
+def terminal(table: Table) -> rich.table.Table:
+    drawn = rich.table.Table(title=rich.markup.escape(table.title), caption=rich.markup.escape(" ".join(table.notes)))
+    for index, column in enumerate(table.columns):
+        drawn.add_column(rich.markup.escape(column.title), justify="right" if index else "left", no_wrap=not index)
+    for row in table.rows:
+        texts = [(rich.markup.escape(cell.text), cell.best) for cell in row]
+        drawn.add_row(*(f"[bold]{text}[/bold]" if best else text for text, best in texts))
+    return drawn
+
+
+def markdown(table: Table) -> str:
+    def line(texts: Sequence[str]) -> str:
+        return f"| {' | '.join(texts)} |"
+
+    body = [[f"**{escaped(c.text)}**" if c.best else escaped(c.text) for c in row] for row in table.rows]
+    rule = ["---"] + ["---:"] * (len(table.columns) - 1)
+    lines = [line([escaped(column.title) for column in table.columns]), line(rule), *map(line, body)]
+    return "\n".join([f"### {escaped(table.title)}", "", *lines, "", *map(escaped, table.notes), ""])
+
+
+def escaped(text: str) -> str:
+    """For Markdown."""
+    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def csv(tables: Sequence[Table]) -> str:
+    """All tables in one sheet, numbers unrounded; each row carries its table and the caption of that table."""
+    rows = [
+        {
+            "table": table.title,
+            **{
+                name: value
+                for column, cell in zip(table.columns, row, strict=True)
+                for name, value in _values(column.title, cell)
+            },
+            "notes": " ".join(table.notes),
+        }
+        for table in tables
+        for row in table.rows
+    ]
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "notes"]
+    stream = io.StringIO()
+    writer = csv_format.DictWriter(stream, [*names, "notes"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def _values(name: str, cell: Cell) -> list[tuple[str, object]]:
+    if cell.mean is None:
+        return [(name, cell.label)]
+    remark = [(f"{name} of", cell.label)] if cell.label else []
+    return [(name, cell.mean), (f"{name} sd", cell.sd), *remark]
+
+
+def latex(table: Table) -> str:
+    """A `table` environment; needs the package booktabs."""
+
+    def text(words: str) -> str:
+        return "".join(LATEX.get(mark, mark) for mark in words)
+
+    body = [" & ".join(f"\\textbf{{{text(c.text)}}}" if c.best else text(c.text) for c in row) for row in table.rows]
+    groups = [f"\\multicolumn{{{count}}}{{c}}{{{text(name)}}}" for name, count in table.groups]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            f"\\caption{{{text(' '.join((table.title + ':', *table.notes)))}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
+            r"\toprule",
+            *([rf"{' & '.join(groups)} \\"] if len(groups) > 1 else []),
+            rf"{' & '.join(text(column.name) for column in table.columns)} \\ \midrule",
+            *(rf"{line} \\" for line in body),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
