@@ -1,0 +1,59 @@
+"""The page in a real browser: no errors, sorting and zoom work, nothing sticks out on a telephone."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from doubly.report import write_report
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+ACT = """
+<script>
+const found = {errors: window.faults, sideways: document.documentElement.scrollWidth - innerWidth};
+const table = document.querySelector("section table"), column = name =>
+  [...table.tHead.rows].at(-1).querySelectorAll("th button").values().find(b => b.textContent === name);
+const shown = place => [...table.tBodies[0].rows].map(row => row.cells[place].textContent);
+found.before = shown(0);
+column("RA-PGD").click(); found.falling = shown(2);
+column("RA-PGD").click(); found.rising = shown(2);
+column("method").click(); column("method").click(); found.names = shown(0);
+document.querySelector(".zoom").click();
+found.open = document.querySelector("dialog").open;
+const wide = () => document.querySelector("dialog svg").getBoundingClientRect().width, first = wide();
+document.querySelector("dialog [data-zoom]").click(); found.grown = wide() / first;
+document.querySelector("dialog [data-close]").click(); found.closed = !document.querySelector("dialog").open;
+document.body.innerHTML = ""; document.body.dataset.found = JSON.stringify(found);
+</script>
+"""
+LISTEN = "<script>window.faults = []; addEventListener('error', event => window.faults.push(event.message));</script>"
+
+
+@pytest.fixture
+def page(make_run, tmp_path):
+    for name, robust in (("at", 0.4), ("done_pgd", 0.7), ("trades", 0.55)):
+        for seed in (0, 1):
+            path = make_run(f"digits.imbalanced.{name}", seed=seed, robust=robust, classes=["<b>x</b>", "y" * 90, "z"])
+    return write_report([path.parent], tmp_path / "out")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt install chromium")
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_page_works_in_a_browser(page, tmp_path, width, dark):
+    text = page.read_text(encoding="utf-8").replace("<head>", f"<head>{LISTEN}").replace("</body>", f"{ACT}</body>")
+    page.write_text(text, encoding="utf-8")
+    asked = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    asked += [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"]
+    asked += ["--blink-settings=preferredColorScheme=0"] * dark
+    ran = subprocess.run([*asked, page.as_uri()], capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in ran.stderr
+    (told,) = re.findall(r'data-found="([^"]*)"', ran.stdout)
+    found = json.loads(told.replace("&quot;", '"'))
+    assert found["errors"] == [] and found["sideways"] <= 0
+    assert found["before"] == ["AT", "DONE-PGD", "TRADES"] == found["names"]
+    order = [float(cell.split()[0]) for cell in found["falling"]]
+    assert order == sorted(order, reverse=True) and found["rising"] == found["falling"][::-1] and len(set(order)) == 3
+    assert found["open"] and found["closed"] and found["grown"] > 1.2
