@@ -80,7 +80,10 @@ def test_what_was_measured_differently_is_never_mixed(make_run):
         make_run("digits.at"),
         make_run(classes=5),
     ]
-    assert [len(comparison.runs) for comparison in compare(collect(runs))] == [1] * 5
+    found = compare(collect(runs))
+    assert [len(comparison.runs) for comparison in found] == [1] * 5
+    assert {"images", "classes", "attack.threat.radius"} < set(found[0].apart)
+    assert found[3].apart == ()  # alone in its setting
 
 
 def test_another_setting_of_one_recipe_is_another_row(make_run):
@@ -103,7 +106,9 @@ def test_two_ways_of_autoattack_are_never_mixed_but_a_run_may_lack_it(make_run):
     alike = [with_autoattack(make_run()), with_autoattack(make_run(seed=1)), make_run("digits.imbalanced.done_pgd")]
     assert [len(comparison.runs) for comparison in compare(collect(alike))] == [3]
     other = with_autoattack(make_run("digits.imbalanced.trades"), n=100)
-    assert [len(comparison.runs) for comparison in compare(collect([*alike, other]))] == [2, 1, 1]
+    apart = compare(collect([*alike, other]))
+    assert [len(comparison.runs) for comparison in apart] == [2, 1, 1]
+    assert "autoattack.n" in apart[0].apart
 
 
 def test_the_fast_setting_has_a_table_of_its_own(make_run):

@@ -35,4 +35,16 @@ def said(make_run, **tails):
     ],
 )
 def test_it_claims_what_the_numbers_show(make_run, tails, method, expected):
-    assert said(make_run, **tails) == f"With {method} the weakest three of ten classes hold in {expected}."
+    assert said(make_run, **tails).replace("\u00a0", " ") == (
+        f"With {method} the weakest three of ten classes hold in {expected}."
+    )
+
+
+def test_what_autoattack_leaves_of_it_is_said(make_run):
+    for name, accuracy in (("at", 0.45), ("gairat", 0.35)):
+        path = make_run(f"digits.{name}")
+        about = {"label": "RA-AA", "n": 200}
+        kept = read_json(path / "evaluation.json") | {"ra_tail_30": accuracy, "ra_aa": accuracy, "autoattack": about}
+        write_json(path / "evaluation.json", kept)
+    text = sentence(compare(collect([path.parent]))[0]).replace("\u00a0", " ")
+    assert text.endswith(" Under AutoAttack all classes together hold in 35 %, with AT in 45 %.")

@@ -98,6 +98,16 @@ def test_hostile_names_are_escaped_in_every_form(make_run):
     assert "[bold]" in console.file.getvalue() and "%&_#$" in console.file.getvalue()
 
 
+def test_a_narrow_terminal_gets_the_accuracies(made):
+    def shown(width):
+        console = Console(file=io.StringIO(), width=width)
+        forms.show([made], console)
+        return console.file.getvalue()
+
+    assert "peak" in shown(140) and "peak" not in shown(90)
+    assert "RA-Tail-30" in shown(90) and made.rows[0][3].text in shown(90)
+
+
 def test_latex_keeps_its_shape(made):
     text = forms.latex(made)
     assert text.count(r"\\") == 3 and text.count(" & ") == 3 * 8 and r"\textbf{" in text and "±" not in text

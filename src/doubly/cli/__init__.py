@@ -269,11 +269,12 @@ def report(arguments: list[str]) -> int:
         """folder to write"""
 
     options = parsed(Options, arguments, "report")
-    from doubly.report import write_report
+    from doubly.report import tables_of, write_report
+    from doubly.report.forms import show
 
-    OUT.print(
-        f"wrote {write_report(list(options.runs), options.output)}", highlight=False, markup=False, soft_wrap=True
-    )
+    page = write_report(list(options.runs), options.output)
+    show(tables_of(list(options.runs)), OUT)
+    OUT.print(f"wrote {page}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -11,9 +11,8 @@ from rich.console import Console
 from doubly.errors import UsageError
 from doubly.recipes.digits import digits
 from doubly.recipes.digits_study import COMPARED, SHORT_DONE, SHORT_PLAIN
-from doubly.report import collect, compare, write_report
-from doubly.report.forms import terminal
-from doubly.report.tables import table
+from doubly.report import tables_of, write_report
+from doubly.report.forms import show
 from doubly.runs.pool import Job, run_jobs
 from doubly.runs.search import with_changes
 
@@ -32,6 +31,5 @@ def demo(output: Path, processes: int, seeds: int, console: Console) -> Path:
     if failures:
         raise UsageError("; ".join(f"{path}: {problem}" for path, problem in failures.items()))
     runs = [job.output for job in jobs]
-    for comparison in compare(collect(runs)):
-        console.print(terminal(table(comparison)))
+    show(tables_of(runs), console)
     return write_report(runs, output)

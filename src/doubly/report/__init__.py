@@ -8,7 +8,13 @@ from doubly.report import figures, forms, tables
 from doubly.report.collect import Comparison, RunResult, collect, compare
 from doubly.report.html import Picture, Section, render
 
-__all__ = ["Comparison", "RunResult", "collect", "compare", "figures", "forms", "tables", "write_report"]
+__all__ = ["Comparison", "RunResult", "collect", "compare", "figures", "forms", "tables", "tables_of", "write_report"]
+
+
+def tables_of(paths: Iterable[Path | str]) -> list[tables.Table]:
+    """The paper's layouts first, then each setting with its costs."""
+    comparisons = compare(collect(paths))
+    return [*tables.paper_tables(comparisons), *map(tables.table, comparisons)]
 
 
 def write_report(paths: Iterable[Path | str], output: Path | str) -> Path:

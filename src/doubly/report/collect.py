@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,7 @@ class Comparison:
     protocol: dict[str, Any]
     n: int
     methods: dict[str, list[RunResult]] = field(default_factory=dict)  # label -> one result per seed
+    apart: tuple[str, ...] = ()  # what keeps other runs of the same setting out of it
 
     @property
     def runs(self) -> list[RunResult]:
@@ -112,11 +113,27 @@ def compare(results: Iterable[RunResult]) -> list[Comparison]:
         kept = result.evaluation
         key = repr((result.setting, sorted(flatten(kept["protocol"]).items()), kept["n"], list(kept["per_class"])))
         groups.setdefault(key, []).append(result)
-    return [
+    found = [
         Comparison(runs[0].setting, runs[0].evaluation["protocol"], runs[0].evaluation["n"], _by_method(runs))
         for group in groups.values()
         for runs in _by_ensemble(group)
     ]
+    return [replace(one, apart=_differing([c for c in found if c.setting == one.setting])) for one in found]
+
+
+def _differing(comparisons: list[Comparison]) -> tuple[str, ...]:
+    """Fields of the measurement in which these are not alike."""
+    ways = [
+        {
+            **flatten(c.protocol),
+            "images": c.n,
+            "classes": c.classes,
+            **flatten({"autoattack": next(filter(None, map(ensemble, c.runs)), {})}),
+        }
+        for c in comparisons
+    ]
+    keys = dict.fromkeys(key for way in ways for key in way)
+    return tuple(key for key in keys if len({repr(way.get(key)) for way in ways}) > 1)
 
 
 def ensemble(run: RunResult) -> dict[str, Any]:

@@ -4,7 +4,9 @@ import csv as csv_format
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
+import rich.console
 import rich.markup
 import rich.table
 
@@ -23,6 +25,26 @@ LATEX = {
     "∞": r"$_\infty$",
     "\n": " ",
 }
+
+
+def show(tables: Sequence[Table], console: rich.console.Console) -> None:
+    """As much as there is room for: without costs, and without tables whose settings stand in tables of their own."""
+    for table in tables:
+        shown = table if _width(table) <= console.width else _without_optional(table)
+        if len(shown.groups) == 1 or _width(shown) <= console.width:
+            console.print(terminal(shown))
+
+
+def _width(table: Table) -> int:
+    words = [max(map(len, column.title.split())) for column in table.columns]
+    cells = [max((len(row[place].text) for row in table.rows), default=0) for place in range(len(words))]
+    return 1 + sum(3 + max(pair) for pair in zip(words, cells, strict=True))
+
+
+def _without_optional(table: Table) -> Table:
+    kept = [place for place, column in enumerate(table.columns) if not column.optional]
+    rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[place] for place in kept), rows=rows)
 
 
 def terminal(table: Table) -> rich.table.Table:

@@ -14,15 +14,15 @@ def sentence(comparison: Comparison) -> str:
     best = max([label for label in tails if label != BASELINE] or tails, key=lambda label: tails[label][0])
     weakest, ours = _weakest(comparison), tails[best]
     if BASELINE not in tails or best == BASELINE:
-        return f"With {best} {weakest} in {ours[0]:.0f} % of attacks."
+        return f"With {best} {weakest} in {ours[0]:.0f} % of attacks."
     theirs, more = tails[BASELINE], _under_autoattack(comparison, best)
     if _clear(ours, theirs):
         caution = "" if min(len(comparison.methods[label]) for label in (best, BASELINE)) > 1 else " (one seed)"
-        rise = f"up from {theirs[0]:.0f} % with {BASELINE}{caution}"
-        return f"With {best} {weakest} in {ours[0]:.0f} % of attacks, {rise}.{more}"
+        rise = f"up from {theirs[0]:.0f} % with {BASELINE}{caution}"
+        return f"With {best} {weakest} in {ours[0]:.0f} % of attacks, {rise}.{more}"
     verdict = "fewer than" if _clear(theirs, ours) else "not clearly different from"
     return (
-        f"With {best} {weakest} in {ours[0]:.0f} % of attacks, {verdict} the {theirs[0]:.0f} % with {BASELINE}.{more}"
+        f"With {best} {weakest} in {ours[0]:.0f} % of attacks, {verdict} the {theirs[0]:.0f} % with {BASELINE}.{more}"
     )
 
 
@@ -31,7 +31,7 @@ def _under_autoattack(comparison: Comparison, best: str) -> str:
     if not all(ensemble(run) for label in (best, BASELINE) for run in comparison.methods[label]):
         return ""
     ours, theirs = (_over_seeds(comparison, label, "ra_aa")[0] for label in (best, BASELINE))
-    return f" Under AutoAttack all classes together hold in {ours:.0f} %, with {BASELINE} in {theirs:.0f} %."
+    return f" Under AutoAttack all classes together hold in {ours:.0f} %, with {BASELINE} in {theirs:.0f} %."
 
 
 def _over_seeds(comparison: Comparison, label: str, key: str) -> tuple[float, float]:

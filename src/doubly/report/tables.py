@@ -37,6 +37,7 @@ class Column:
     name: str
     best: Callable[[Sequence[float]], float] | None = max  # None: nothing is best
     group: str = ""  # columns of one setting, where a table has several
+    optional: bool = False  # left out where there is no room
 
     @property
     def title(self) -> str:
@@ -68,9 +69,11 @@ def table(comparison: Comparison) -> Table:
     columns |= _accuracies(comparison)
     runs = comparison.methods.values()
     columns[Column("worst class")] = [_worst(group) for group in runs]
-    columns[Column("seconds", min)] = [_known([run.seconds for run in group], 0) for group in runs]
-    columns[Column("passes per step", None)] = [_passes(group) for group in runs]
-    columns[Column("peak MB", min)] = [_known([run.peak_memory / 2**20 for run in group], 0) for group in runs]
+    columns[Column("seconds", min, optional=True)] = [_known([run.seconds for run in group], 0) for group in runs]
+    columns[Column("passes per step", None, optional=True)] = [_passes(group) for group in runs]
+    columns[Column("peak MB", min, optional=True)] = [
+        _known([run.peak_memory / 2**20 for run in group], 0) for group in runs
+    ]
     columns[Column("seeds", None)] = [Cell("", len(group), digits=0) for group in runs]
     return _made(comparison.setting, columns, notes(comparison))
 
@@ -118,8 +121,10 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
         f"training seed{'s' if len(comparison.runs) > len(comparison.methods) else ''} {which}."
     )
     repeated = [label for label, runs in comparison.methods.items() if len({run.seed for run in runs}) < len(runs)]
+    others = f"Other runs of {comparison.setting} were measured otherwise ({', '.join(comparison.apart)})"
     return (
         caption,
+        *([f"{others}: they stand in another table."] if comparison.apart else []),
         *_about_autoattack(comparison),
         *([f"The rows do not share the same seeds: {which}."] if not alike else []),
         *(f"{label} counts a seed more than once." for label in repeated),
