@@ -177,6 +177,13 @@ def compare(arguments: list[str]) -> int:
     return verb(arguments, OUT)
 
 
+def watch(arguments: list[str]) -> int:
+    """Running curves in the terminal: doubly watch DIR…"""
+    from doubly.cli.watch import watch as verb
+
+    return verb(arguments, OUT)
+
+
 def _percent(fraction: float | None) -> str:
     return "–" if fraction is None else f"{100 * fraction:.1f} %"
 
@@ -378,6 +385,7 @@ def data(arguments: list[str]) -> int:
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
+    "watch": watch,
     "evaluate": evaluate,
     "compare": compare,
     "report": report,
