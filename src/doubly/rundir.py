@@ -90,6 +90,11 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
+def printable(value: object) -> str:
+    """Names come from data: what would steer a terminal, or cannot be written, becomes a question mark."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
+
+
 def append_metrics(rundir: RunDir, row: Row) -> None:
     line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
     with rundir.metrics.open("a", encoding="utf-8") as stream:

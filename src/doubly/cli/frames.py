@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from doubly.cli.curves import Point, bar, curve
-from doubly.rundir import Row, RunDir, read_metrics, read_tree
+from doubly.rundir import Row, RunDir, printable, read_metrics, read_tree
 
 NARROW, WIDE = 40, 200  # columns that a frame is drawn for
 MOST_CLASSES, MOST_ALARMS = 10, 3
@@ -121,10 +121,10 @@ def _small(run: Watched, width: int) -> list[Text]:
 
 
 def _header(run: Watched, width: int) -> list[Text]:
-    name, seed = clean(run.config.get("name", run.path.name)), clean(run.config.get("seed", "?"))
+    name, seed = printable(run.config.get("name", run.path.name)), printable(run.config.get("seed", "?"))
     title = Text(name, "bold").append(f", seed {seed}", "not bold")
     if run.path.name != f"{name}-s{seed}":
-        title.append(f" in {clean(run.path.name)}", "not bold dim")
+        title.append(f" in {printable(run.path.name)}", "not bold dim")
     done, epochs = len(run.rows), run.epochs
     if not done:
         return [title, Text("waiting for the first epoch", "dim")]
@@ -159,7 +159,7 @@ def _weakest(rows: list[Row]) -> tuple[Row, list[tuple[str, float]]]:
     """The latest probe, and the accuracies of its classes under attack, lowest first."""
     probe: Row = next((part for row in reversed(rows) if "per_class" in (part := _part(row, "probe"))), {})
     classes = _part(probe, "per_class")
-    found = [(clean(name), value) for name in classes if (value := _number(classes, name)) is not None]
+    found = [(printable(name), value) for name in classes if (value := _number(classes, name)) is not None]
     return probe, sorted(found, key=lambda item: item[1])
 
 
@@ -168,7 +168,7 @@ def _classes(rows: list[Row], width: int, most: int) -> list[Text]:
     if not found:
         return []
     kind = f", {most} weakest of {len(found):,} classes" if len(found) > most else " of classes, weakest first"
-    about = f", {clean(probe.get('on', 'probe'))}, n = {clean(probe.get('n', '?'))}"
+    about = f", {printable(probe.get('on', 'probe'))}, n = {printable(probe.get('n', '?'))}"
     shown = found[:most]
     longest = min(max(cell_len(name) for name, _ in shown), 24, width // 3)
     title = Text(f"RA-PGD{kind}", "bold")
@@ -183,7 +183,7 @@ def _classes(rows: list[Row], width: int, most: int) -> list[Text]:
 def _alarms(rows: list[Row], most: int) -> list[Text]:
     said = [(epoch, text) for epoch, row in enumerate(rows, start=1) for text in _list(row.get("alarms"))]
     earlier = [Text(f"! and {len(said) - most} earlier alarms", "red")] if len(said) > most else []
-    return earlier + [Text(f"! epoch {epoch}: {clean(text)}", "red") for epoch, text in said[-most:]]
+    return earlier + [Text(f"! epoch {epoch}: {printable(text)}", "red") for epoch, text in said[-most:]]
 
 
 def _legend() -> Text:
@@ -199,11 +199,6 @@ def _duration(seconds: float) -> str:
     return (
         f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes // 1440} d {minutes // 60 % 24} h"
     )
-
-
-def clean(value: object) -> str:
-    """Names come from data: what would steer the terminal, or cannot be written, becomes a question mark."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 
 
 def _number(row: Row, key: str) -> float | None:
