@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from doubly.evaluation.result import EvalResult
     from doubly.methods import AT, DONE, Standard
     from doubly.runs import evaluate, train
+    from doubly.runs.tensorboard import TensorBoard
     from doubly.threat import L2Ball, LinfBall
     from doubly.types import Batch, Moment, Objective
 
@@ -36,6 +37,7 @@ _WHERE = {
     "Objective": "types",
     "SignStep": "bilevel",
     "Standard": "methods",
+    "TensorBoard": "runs.tensorboard",
     "UsageError": "errors",
     "evaluate": "runs",
     "train": "runs",
@@ -56,6 +58,7 @@ __all__ = [
     "Objective",
     "SignStep",
     "Standard",
+    "TensorBoard",
     "UsageError",
     "__version__",
     "evaluate",

@@ -50,6 +50,14 @@ def is_run(path: Path) -> bool:
     return RunDir(path).config.is_file()
 
 
+def runs_in(path: Path) -> list[Path]:
+    """The run itself, or the runs of a folder."""
+    found = [path] if is_run(path) else sorted(filter(is_run, path.iterdir())) if path.is_dir() else []
+    if not found:
+        raise UsageError(f"{path} is not a run and contains none: give a directory that `doubly train` wrote")
+    return found
+
+
 def sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -73,6 +81,18 @@ def read_json(path: Path) -> Any:
         raise UsageError(f"{path} cannot be read ({error.strerror}): give a readable file") from None
     except ValueError as error:
         raise UsageError(f"{path} is not valid JSON ({error}): restore it, or delete it and redo that part") from None
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    tree = read_json(path)
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path} holds a {type(tree).__name__}, not named fields: restore it or redo that part")
+    return tree
+
+
+def printable(value: object) -> str:
+    """Names come from data: what would steer a terminal, or cannot be written, becomes a question mark."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 
 
 def append_metrics(rundir: RunDir, row: Row) -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -60,7 +61,7 @@ def train(arguments: list[str]) -> int:
     if not arguments or arguments == ["--help"] or arguments == ["-h"]:
         OUT.print(train.__doc__, highlight=False, markup=False)
         return 0
-    from doubly.runs.loop import train_run
+    from doubly.runs.loop import Watch, train_run
     from doubly.runs.progress import shown
     from doubly.runs.signals import stop_on_signals
 
@@ -72,7 +73,12 @@ def train(arguments: list[str]) -> int:
             raise UsageError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     run = options.run
-    with stop_on_signals() as request, shown(run.epochs, OUT) as watch:
+    with stop_on_signals() as request, shown(run.epochs, OUT) as lines, ExitStack() as opened:
+        watch: Watch = lines
+        if options.tensorboard:
+            from doubly.runs.tensorboard import TensorBoard
+
+            watch = opened.enter_context(TensorBoard(output / "tensorboard", lines))
         watch.say(f"{run.name}, seed {run.seed}, {run.epochs} epochs -> {output}")
         try:
             train_run(run, output, resume=options.resume, watch=watch, stop=request)
@@ -102,6 +108,8 @@ def _train_options(arguments: list[str]) -> tuple[Any, Path]:
         """go on from the run directory's checkpoint"""
         threads: int | None = None
         """CPU threads; all cores if not given"""
+        tensorboard: bool = False
+        """also write curves for TensorBoard, to DIR/tensorboard; needs the extra doubly[tensorboard]"""
         data_root: str | None = None
         """folder with the dataset's files; the same as --data.root"""
         model: Annotated[str | None, tyro.conf.arg(name="model")] = None
@@ -173,6 +181,13 @@ def evaluate(arguments: list[str]) -> int:
 def compare(arguments: list[str]) -> int:
     """Two evaluations of the same images: doubly compare DIR DIR."""
     from doubly.cli.compare import compare as verb
+
+    return verb(arguments, OUT)
+
+
+def watch(arguments: list[str]) -> int:
+    """Running curves in the terminal: doubly watch DIR…"""
+    from doubly.cli.watch import watch as verb
 
     return verb(arguments, OUT)
 
@@ -379,6 +394,7 @@ def data(arguments: list[str]) -> int:
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
+    "watch": watch,
     "evaluate": evaluate,
     "compare": compare,
     "report": report,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from doubly.errors import UsageError
 from doubly.report.protocol import brief, flatten
-from doubly.rundir import RunDir, is_run, read_json, read_metrics
+from doubly.rundir import RunDir, read_metrics, read_tree, runs_in
 
 SCHEMAS = (1, 2)  # of evaluation.json; 2 says more
 NEEDED = ("sa", "ra_pgd", "ra_tail_30", "ra_tail_30_classes", "worst_class", "per_class", "n", "protocol")
@@ -97,7 +97,7 @@ class Comparison:
 
 def collect(paths: Iterable[Path | str]) -> list[RunResult]:
     """Each path is a run directory, or a folder of run directories; a run named twice counts once."""
-    runs = {found.resolve(): found for path in paths for found in _runs_in(Path(path))}
+    runs = {found.resolve(): found for path in paths for found in runs_in(Path(path))}
     if not runs:
         raise UsageError("a report needs at least one run: give run directories, or a folder that contains them")
     return [_read(path) for path in runs.values()]
@@ -155,33 +155,19 @@ def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
     return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else None
 
 
-def _runs_in(path: Path) -> list[Path]:
-    found = [path] if is_run(path) else sorted(filter(is_run, path.iterdir())) if path.is_dir() else []
-    if not found:
-        raise UsageError(f"{path} is not a run and contains none: give a directory that `doubly train` wrote")
-    return found
-
-
 def _read(path: Path) -> RunResult:
     files = RunDir(path)
     if not files.evaluation.is_file():
         raise UsageError(f"{path} has not been evaluated: run `doubly evaluate {path}` first")
-    config, evaluation = _tree(files.config), _tree(files.evaluation)
+    config, evaluation = read_tree(files.config), read_tree(files.evaluation)
     lacking = [key for key in NEEDED if key not in evaluation]
     if lacking or evaluation.get("schema", SCHEMAS[0]) not in SCHEMAS:
         fault = f"lacks {', '.join(lacking)}" if lacking else f"has the unknown schema {evaluation['schema']}"
         raise UsageError(f"{files.evaluation} {fault}: run `doubly evaluate {path}` again")
     if "name" not in config:
         raise UsageError(f"{files.config} does not name its recipe: give a directory that `doubly train` wrote")
-    environment = _tree(files.environment) if files.environment.is_file() else {}
+    environment = read_tree(files.environment) if files.environment.is_file() else {}
     return RunResult(path, config, evaluation, read_metrics(files.metrics), environment)
-
-
-def _tree(path: Path) -> dict[str, Any]:
-    tree = read_json(path)
-    if not isinstance(tree, dict):
-        raise UsageError(f"{path} holds a {type(tree).__name__}, not named fields: restore it or redo that part")
-    return tree
 
 
 def _by_method(runs: list[RunResult]) -> dict[str, list[RunResult]]:

@@ -9,7 +9,7 @@ from doubly.data import Augmentation, Balanced, Imbalance, Splits, Unchanged
 from doubly.errors import UsageError
 from doubly.rundir import RunDir, read_metrics
 from doubly.runs.config import Data, Run
-from doubly.runs.loop import Unwatched, train_run
+from doubly.runs.loop import Unwatched, Watch, train_run
 from doubly.runs.own_model import AnyImages, GivenData, GivenModel, as_images
 from doubly.types import Method
 
@@ -20,12 +20,14 @@ class Trained(NamedTuple):
     directory: Path | None
 
 
-class _Recorder(Unwatched):
-    def __init__(self) -> None:
+class _Recorder:
+    def __init__(self, watch: Watch) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.watch, self.step, self.say = watch, watch.step, watch.say
 
     def row(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
+        self.watch.row(row)
 
 
 def train(
@@ -39,11 +41,13 @@ def train(
     holdout: float | None = None,
     augment: Augmentation | None = None,
     imbalance: Imbalance | None = None,
+    watch: Watch | None = None,
     **settings: Any,
 ) -> Trained:
     """Train `model` in place. `settings` are fields of `Run`: epochs, batch, seed, optimiser, probe, average, device, …
 
     Without `test` a tenth of the data is held out for the evaluation during training. `output` names a run directory.
+    `watch` is told of every step and epoch: `TensorBoard(folder)`, or anything with its methods.
     """
     images = as_images(data)
     held = holdout if holdout is not None else (0.1 if test is None else 0.0)
@@ -56,7 +60,7 @@ def train(
         method,
         **settings,
     )
-    recorder = _Recorder()
+    recorder = _Recorder(watch or Unwatched())
     path = None if output is None else Path(output)
     trained = train_run(run, path, model=model, splits=splits, resume=resume, watch=recorder)
     return Trained(trained, recorder.rows if path is None else read_metrics(RunDir(path).metrics), path)
