@@ -74,8 +74,8 @@ def test_the_share_above_the_threshold_is_counted():
 
 def test_quantiles_of_a_class_are_those_of_its_own_weights():
     """Of 0, 1, …, 20 the quantiles can be read off; what lies between two weights is interpolated."""
-    y = np.array([0] * 21 + [2] * 2)
-    found = KLWeights(np.array([*np.random.default_rng(0).permutation(21.0), 1.0, 3.0]), y, np.zeros(3), 1.0, "all", 9)
+    y, shuffled = np.repeat([0, 2], [21, 2]), np.random.default_rng(0).permutation(np.arange(21.0))
+    found = KLWeights(np.array([*shuffled, 1.0, 3.0]), y, np.zeros(3), 1.0, "all", 9)
     even, none, two = found.quantiles_per_class()
     assert even == pytest.approx([1, 5, 10, 15, 19]) and none is None and two == pytest.approx([1.1, 1.5, 2, 2.5, 2.9])
 

@@ -373,6 +373,22 @@ def test_the_weights_are_given_at_the_r_that_were_asked_for(tmp_path):
         np.testing.assert_allclose(expected.mean(1), 1)
 
 
+def test_margins_are_kept_beside_the_losses(tmp_path):
+    found = evaluate(Threshold(), IMAGES, EPSILON, ["pgd", "margin"], output=tmp_path)
+    again = EvalResult.load(tmp_path)
+    assert list(again.margins) == list(found.margins) == ["clean", "pgd", "margin"] == list(again.answers)
+    np.testing.assert_array_equal(again.margins["pgd"], found.margins["pgd"])
+    sign = np.where(found.y == 1, 1, -1)
+    np.testing.assert_allclose(found.margins["clean"], 20 * sign * (GREY.numpy() - 0.5), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.margins["pgd"], found.margins["clean"] - 20 * 0.1, rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_with_one_class_can_be_measured(tmp_path):
+    one = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+    found = evaluate(one, (X, 0 * Y), EPSILON, ["pgd"], output=tmp_path)
+    assert found.ra_pgd == 1 and (EvalResult.load(tmp_path).margins["pgd"] == np.inf).all()
+
+
 @pytest.mark.parametrize(
     "settings", [{"weights_r": (2.0,)}, {"weights_normalise": "all"}, {"weights_r": ()}], ids=["r", "normalise", "none"]
 )

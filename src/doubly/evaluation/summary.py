@@ -6,8 +6,9 @@ import numpy as np
 
 from doubly.evaluation.accuracy import Floats, per_class, tail
 from doubly.evaluation.intervals import wilson
-from doubly.evaluation.result import SCHEMA, EvalResult, number
+from doubly.evaluation.result import EvalResult, number
 
+SCHEMA = 2
 KEYS = {"clean": "sa", "pgd": "ra_pgd", "margin": "ra_margin"}
 LEVEL = 0.95
 MOST_CONFUSED = 100  # classes: the matrix of more is megabytes of zeros, and follows from evaluation.npz

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +14,18 @@ from doubly.data import Images
 from doubly.errors import UsageError
 from doubly.evaluation.accuracy import Floats, Ints
 from doubly.evaluation.network import sure
-from doubly.losses import CrossEntropy
+from doubly.losses import CrossEntropy, LogitMargin
 from doubly.seeding import generator
 from doubly.threat import NormBall, holds, is_image
 from doubly.types import Attack
+
+
+class Judged(NamedTuple):
+    """Of the logits of one chunk, (B,) each."""
+
+    classes: Tensor
+    losses: Tensor
+    margins: Tensor  # z_y - max_{j != y} z_j: negative where the answer is wrong, infinite where there is one class
 
 
 @dataclass
@@ -25,6 +34,7 @@ class Answers:
 
     classes: dict[str, Ints] = field(default_factory=dict)
     losses: dict[str, Floats] = field(default_factory=dict)
+    margins: dict[str, Floats] = field(default_factory=dict)
     attacked: dict[str, Tensor] = field(default_factory=dict)  # those that were to be kept
     n: int = 0
     outside: int = 0
@@ -57,7 +67,7 @@ def answers(
         if getattr(attack, "leaves_the_ball", False):
             raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
     device, found = device_of(model), Answers()
-    parts: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in ("clean", *attacks)}
+    parts: dict[str, list[Judged]] = {name: [] for name in ("clean", *attacks)}
     kept: dict[str, list[Tensor]] = {name: [] for name in attacks}
     with evaluating(model):
         for index, start in enumerate(range(0, len(images), chunk)):
@@ -75,9 +85,10 @@ def answers(
                 if keep is not None:
                     kept[name].append(point[keep[(keep >= start) & (keep < start + chunk)] - start].cpu())
             done(start + len(y))
-    for name, pairs in parts.items():
-        found.classes[name] = torch.cat([given for given, _ in pairs]).cpu().numpy()
-        found.losses[name] = torch.cat([losses for _, losses in pairs]).cpu().numpy().astype(np.float64)
+    for name, judged in parts.items():
+        classes, losses, margins = (torch.cat(values).cpu().numpy() for values in zip(*judged, strict=True))
+        found.classes[name] = classes
+        found.losses[name], found.margins[name] = losses.astype(np.float64), margins.astype(np.float64)
     found.attacked = {name: torch.cat(points) for name, points in kept.items() if points}
     return found
 
@@ -89,8 +100,8 @@ def _logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return logits
 
 
-def _judged(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return logits.argmax(1), CrossEntropy()(logits, y)
+def _judged(logits: Tensor, y: Tensor) -> Judged:
+    return Judged(logits.argmax(1), CrossEntropy()(logits, y), -LogitMargin()(logits, y))
 
 
 def _recheck(model: nn.Module, first: Tensor, point: Tensor, x: Tensor, threat: object, found: Answers) -> None:

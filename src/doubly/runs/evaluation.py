@@ -133,6 +133,7 @@ class Evaluation:
             tail_rounding=self.how.tail_rounding,
             weights_r=self.how.weights_r,
             weights_normalise=self.how.weights_normalise,
+            margins=found.margins,
         )
 
     def _trusted(self, result: EvalResult, invariance: dict[str, float], x: Tensor, y: Tensor) -> EvalResult:
