@@ -55,11 +55,12 @@ def answers(
     done: Callable[[int], None] = lambda count: None,
     keep: Tensor | None = None,
     ball: NormBall | None = None,
+    seen: Callable[[str, int, Tensor, Tensor], None] = lambda name, start, losses, points: None,
 ) -> Answers:
     """Attack every image with every attack. The draws belong to the chunk, so `chunk` is part of the protocol.
 
     `keep`: positions of images whose attacked versions are kept, in rising order. `ball`: where an attack that does not
-    say its own has to stay.
+    say its own has to stay. `seen`: is shown each attacked chunk: attack, position of its first image, losses, images.
     """
     if chunk < 1:
         raise UsageError(f"a chunk has at least 1 image, got {chunk}")
@@ -81,6 +82,7 @@ def answers(
                 point = x + attack(model, x, y, generator(seed, 0, index, "evaluation"))
                 logits = _logits(model, point, y)
                 parts[name].append(_judged(logits, y))
+                seen(name, start, parts[name][-1].losses, point)
                 _recheck(model, logits, point, x, getattr(attack, "threat", ball), found)
                 if keep is not None:
                     kept[name].append(point[keep[(keep >= start) & (keep < start + chunk)] - start].cpu())
