@@ -153,6 +153,7 @@ def test_a_random_network_is_right_by_chance():
         ((), {"step": 20}, "no setting 'step': it has output, seed"),
         ((), {"images": 0}, "images must be at least 1, got 0"),
         ((), {"autoattack_images": -1}, "autoattack_images must be at least 1"),
+        ((), {"curve_images": 0}, "curve_images must be at least 1, got 0"),
         ((), {"trust_images": 0}, "trust_images must be at least 1"),
         ((), {"chunk": 0}, "chunk must be at least 1"),
         ((), {"tail_share": 0.0}, "tail_share is a share"),

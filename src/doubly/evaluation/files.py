@@ -72,6 +72,7 @@ def _assembled(about: Mapping[str, Any], arrays: dict[str, Any]) -> EvalResult:
         tuple(part["r"] for part in weights),
         weights[0]["normalise"] if weights else "batch",
         margins,
+        about.get("curve", {}),
     )
 
 

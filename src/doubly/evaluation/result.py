@@ -43,6 +43,7 @@ class EvalResult:
     weights_r: tuple[float, ...] = (10.0, 1.0, 0.1)
     weights_normalise: Normalisation = "batch"
     margins: Mapping[str, Floats] = field(default_factory=dict)  # logit margins, clean and under attack
+    curve: Mapping[str, Any] = field(default_factory=dict)  # accuracy under PGD at several radii
 
     def __post_init__(self) -> None:
         if "clean" not in self.answers:

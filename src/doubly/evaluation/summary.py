@@ -53,6 +53,8 @@ def summary(result: EvalResult) -> dict[str, Any]:
         found["autoattack"] = {**result.autoattack, "accuracy_after": after, "n": int(run.sum())}
     if result.examples:
         found["examples"] = dict(result.examples)
+    if result.curve:
+        found["curve"] = dict(result.curve)
     if result.trust:
         found["trust"] = dict(result.trust)
     return {**found, "protocol": dict(result.protocol)}

@@ -25,6 +25,7 @@ from doubly.evaluation.standing import Standing
 from doubly.rundir import RunDir
 from doubly.runs.answers import Answers, answers
 from doubly.runs.autoattack import Ensemble, Watch
+from doubly.runs.curve import curve, curve_attack
 from doubly.runs.measuring import Measuring
 from doubly.runs.standard_attacks import described, pgd20
 from doubly.threat import NormBall, Threat
@@ -72,6 +73,9 @@ class Evaluation:
         gallery = Gallery()
         result, examples = self._under_attacks(images, gallery)
         result = self._trusted(result, invariance, x, y)
+        if how.curve_images is not None:
+            pgd = curve_attack(self.attacks, self.ball)
+            result = replace(result, curve=curve(self.model, _part(images, how.curve_images), pgd, how))
         if self.ensemble is not None:
             if how.output is not None and not (how.output / "evaluation.json").exists():
                 self._save(
@@ -92,6 +96,8 @@ class Evaluation:
             raise UsageError("a shard is a part of AutoAttack's chunks: ask for autoattack or quick as well")
         if how.output is not None:
             check_folder(how.output)
+        if how.curve_images is not None:
+            curve_attack(self.attacks, self.ball)
         if how.save_examples is not None:
             if how.output is None:
                 raise UsageError("attacked images need a folder to be saved in: give an output")
