@@ -144,6 +144,6 @@ def test_rundir_does_not_import_torch():
 
 def test_names():
     run = RunDir(Path("x"))
-    files = [run.config, run.environment, run.metrics, run.checkpoints, run.evaluation, run.predictions]
+    files = [run.config, run.environment, run.metrics, run.checkpoints, run.evaluation, run.predictions, run.gallery]
     names = ["config.json", "environment.json", "metrics.jsonl", "checkpoints", "evaluation.json", "evaluation.npz"]
-    assert [file.name for file in files] == names
+    assert [file.name for file in files] == [*names, "gallery.npz"]

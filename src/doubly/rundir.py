@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run directory; `train` writes the first files, `evaluate` adds the last two, `report` only reads."""
+    """A run directory; `train` writes the first files, `evaluate` adds the last three, `report` only reads."""
 
     path: Path
 
@@ -44,6 +44,10 @@ class RunDir:
     @property
     def predictions(self) -> Path:
         return self.path / "evaluation.npz"
+
+    @property
+    def gallery(self) -> Path:
+        return self.path / "gallery.npz"
 
 
 def is_run(path: Path) -> bool:

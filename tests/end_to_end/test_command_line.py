@@ -109,8 +109,8 @@ def test_evaluation_json_has_the_promised_fields_as_fractions(evaluated):
 def test_the_run_directory_holds_what_is_promised(evaluated):
     doubly, _ = evaluated
     path = doubly.folder / "whole"
-    files = ["checkpoints", "config.json", "environment.json", "evaluation.json", "evaluation.npz", "metrics.jsonl"]
-    assert sorted(p.name for p in path.iterdir() if p.name != ".lock") == files
+    files = ["config.json", "environment.json", "evaluation.json", "evaluation.npz", "gallery.npz", "metrics.jsonl"]
+    assert sorted(p.name for p in path.iterdir() if p.name != ".lock") == ["checkpoints", *files]
     environment = read_json(path / "environment.json")
     assert environment["doubly"] == __version__ and environment["threads"] == 1
     assert environment["packages"]["torch"] == torch.__version__ and "train digits" in environment["command"]

@@ -312,6 +312,7 @@ def test_the_output_has_a_name_if_none_is_given(here, workshop, tmp_path, monkey
     assert re.fullmatch(r"net-[0-9a-f]{6}", folder.name) and sorted(contents(folder)) == [
         "evaluation.json",
         "evaluation.npz",
+        "gallery.npz",
     ]
 
 

@@ -185,19 +185,26 @@ def test_what_is_saved_comes_back(tmp_path):
         {"verdict": "fine", "lines": []},
         0.5,
         "floor",
+        margins={"clean": losses - 0.5, "pgd": np.full(120, np.inf)},
     )
     found.save(tmp_path / "new" / "folder", epoch=4)
     again = EvalResult.load(tmp_path / "new" / "folder")
     assert again.summary() == json.loads(json.dumps(found.summary(), allow_nan=False))
     assert read_json(tmp_path / "new" / "folder" / "evaluation.json") == {"epoch": 4, **again.summary()}
     assert (again.tail_share, again.tail_rounding, again.classes) == (0.5, "floor", base.classes)
-    for ours, theirs in ((found.answers, again.answers), (found.losses, again.losses), (found.after, again.after)):
+    for kept in ("answers", "losses", "after", "margins"):
+        ours, theirs = getattr(found, kept), getattr(again, kept)
         assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
     np.testing.assert_array_equal(again.ids, found.ids)
     assert sorted(file.name for file in (tmp_path / "new" / "folder").iterdir()) == [
         "evaluation.json",
         "evaluation.npz",
     ]
+
+
+def test_an_evaluation_from_before_there_were_margins_has_none(tmp_path):
+    drawn().save(tmp_path)
+    assert EvalResult.load(tmp_path).margins == {}
 
 
 @pytest.mark.parametrize("names", [["s"] * 5, ["", "\n", "<b>", "ß \U0001f600", '"'], ["n", "sa", "a", "a", "a (2)"]])

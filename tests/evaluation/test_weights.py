@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -68,6 +70,23 @@ def test_the_share_above_the_threshold_is_counted():
     assert found.above() == 3 / 6 and found.above(0.4) == 1 / 6
     np.testing.assert_array_equal(found.above_per_class(), [1 / 2, 2 / 3, np.nan, 0])
     np.testing.assert_allclose(found.mean_per_class(), [0.00105, 0.502 / 3, np.nan, 0], rtol=1e-12)
+
+
+def test_quantiles_of_a_class_are_those_of_its_own_weights():
+    """Of 0, 1, …, 20 the quantiles can be read off; what lies between two weights is interpolated."""
+    y, shuffled = np.repeat([0, 2], [21, 2]), np.random.default_rng(0).permutation(np.arange(21.0))
+    found = KLWeights(np.array([*shuffled, 1.0, 3.0]), y, np.zeros(3), 1.0, "all", 9)
+    even, none, two = found.quantiles_per_class()
+    assert even == pytest.approx([1, 5, 10, 15, 19]) and none is None and two == pytest.approx([1.1, 1.5, 2, 2.5, 2.9])
+
+
+def test_the_summary_has_quantiles_that_are_plain_numbers():
+    y = np.array([0, 0, 2])
+    found = weights(np.array([0.1, 0.2, 9.0]), y=y, classes=3)
+    said = found.summary(["a", "b", "c"])["quantiles_per_class"]
+    assert json.loads(json.dumps(said, allow_nan=False)) == said and list(said) == ["a", "b", "c"]
+    assert said["b"] is None and said["c"] == [found.weights[2]] * 5
+    assert said["a"] == np.quantile(found.weights[:2], [0.05, 0.25, 0.5, 0.75, 0.95]).tolist()
 
 
 def test_the_correlation_is_that_of_the_class_means():

@@ -64,6 +64,34 @@ def test_losses_and_answers_are_those_of_the_attacked_images(dtype):
     assert found.losses["pgd"].dtype == np.float64 and found.losses["pgd"].mean() > found.losses["clean"].mean()
 
 
+def test_margins_are_those_of_a_linear_network_by_hand():
+    """Rows of grey 0.5, 0.25 and 0.125 score 2, 1 and 0.5."""
+    x = torch.tensor([0.5, 0.25, 0.125]).view(1, 1, 3, 1).expand(3, 1, 3, 3)
+    darker = torch.tensor([0.25, 0.0, 0.0]).view(3, 1)
+
+    def down(model, x, y, generator):
+        return -darker.expand_as(x)
+
+    found = answers(Counted(), Images.of(x, torch.arange(3)), {"down": down}, chunk=2)
+    assert found.margins["clean"].tolist() == [1.0, -1.0, -1.5] and found.margins["clean"].dtype == np.float64
+    assert found.margins["down"].tolist() == [0.0, 0.0, -0.5]  # the two first rows are now alike
+
+
+def test_a_margin_is_negative_where_the_answer_is_wrong():
+    data = images(200)
+    found = answers(Counted(), data, {"pgd": PGD5, "shift": Shift(0.05)}, chunk=64)
+    assert set(found.margins) == {"clean", "pgd", "shift"}
+    for name, margins in found.margins.items():
+        wrong = found.classes[name] != data.y.numpy()
+        assert (margins != 0).all() and wrong.any() and not wrong.all()
+        np.testing.assert_array_equal(margins < 0, wrong)
+
+
+def test_the_margin_of_the_only_class_is_infinite():
+    found = answers(Counted(1), images().subset([0, 3, 6]), {"shift": Shift(0.05)})
+    assert (found.margins["clean"] == np.inf).all() and (found.margins["shift"] == np.inf).all()
+
+
 def test_attacks_begin_at_the_same_points():
     found = answers(Counted(), images(), {"one": PGD5, "two": PGD5})
     np.testing.assert_array_equal(found.losses["one"], found.losses["two"])

@@ -22,6 +22,7 @@ from doubly.evaluation.result import EvalResult
 from doubly.losses import LogitMargin
 from doubly.rundir import read_json
 from doubly.runs import evaluate
+from doubly.seeding import generator
 from doubly.threat import L2Ball, LinfBall
 
 
@@ -152,6 +153,7 @@ def test_a_random_network_is_right_by_chance():
         ((), {"step": 20}, "no setting 'step': it has output, seed"),
         ((), {"images": 0}, "images must be at least 1, got 0"),
         ((), {"autoattack_images": -1}, "autoattack_images must be at least 1"),
+        ((), {"curve_images": 0}, "curve_images must be at least 1, got 0"),
         ((), {"trust_images": 0}, "trust_images must be at least 1"),
         ((), {"chunk": 0}, "chunk must be at least 1"),
         ((), {"tail_share": 0.0}, "tail_share is a share"),
@@ -371,6 +373,55 @@ def test_the_weights_are_given_at_the_r_that_were_asked_for(tmp_path):
         expected = np.stack([found.weights(r, "mean_one").weights for r in (2.0, 0.5)])
         np.testing.assert_array_equal(kept["weights"], expected)
         np.testing.assert_allclose(expected.mean(1), 1)
+
+
+def test_margins_are_kept_beside_the_losses(tmp_path):
+    found = evaluate(Threshold(), IMAGES, EPSILON, ["pgd", "margin"], output=tmp_path)
+    again = EvalResult.load(tmp_path)
+    assert list(again.margins) == list(found.margins) == ["clean", "pgd", "margin"] == list(again.answers)
+    np.testing.assert_array_equal(again.margins["pgd"], found.margins["pgd"])
+    sign = np.where(found.y == 1, 1, -1)
+    np.testing.assert_allclose(found.margins["clean"], 20 * sign * (GREY.numpy() - 0.5), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.margins["pgd"], found.margins["clean"] - 20 * 0.1, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [7, 40, 500])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_the_gallery_shows_what_was_measured(tmp_path, chunk, dtype):
+    """The attack with the same draws leaves the images that are stored, and the answers to them."""
+    x, y = torch.rand(40, 1, 2, 3, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 2
+    data = Images.of((x * 255).round().to(torch.uint8) if dtype is torch.uint8 else x, y).subset(
+        torch.arange(39, 2, -1)
+    )
+    attack = PGD(EPSILON, 2, SignStep(0.03))
+    found = evaluate(Threshold(), data, attacks=["margin", attack], output=tmp_path, seed=3, chunk=chunk)
+    points = []
+    for index, start in enumerate(range(0, 37, chunk)):
+        part, labels = data.pixels(slice(start, start + chunk)), data.y[start : start + chunk]
+        points.append(part + attack(Threshold(), part, labels, generator(3, 0, index, "evaluation")))
+    point, network = torch.cat(points), Threshold()
+    with np.load(tmp_path / "gallery.npz", allow_pickle=False) as kept:
+        rows = 39 - kept["ids"]
+        order = np.argsort(-found.losses["pgd"], kind="stable")
+        np.testing.assert_array_equal(rows, [*order[:12], *order[::-1][:12]])
+        for name, pixels in (("clean", data.pixels(slice(None))), ("attacked", point)):
+            np.testing.assert_array_equal(kept[name], (255 * pixels[rows]).round().permute(0, 2, 3, 1).numpy())
+            np.testing.assert_array_equal(kept[f"answers_{name}"], network(pixels[rows]).argmax(1).numpy())
+        np.testing.assert_array_equal(kept["labels"], data.y[rows].numpy())
+        np.testing.assert_array_equal(kept["weights"], found.weights(1.0, "mean_one").weights[rows])
+
+
+def test_without_pgd_there_is_no_gallery_and_none_of_an_earlier_evaluation(tmp_path):
+    evaluate(Threshold(), IMAGES, EPSILON, ["pgd"], output=tmp_path)
+    assert (tmp_path / "gallery.npz").is_file()
+    evaluate(Threshold(), IMAGES, EPSILON, ["margin"], output=tmp_path)
+    assert not (tmp_path / "gallery.npz").exists()
+
+
+def test_a_network_with_one_class_can_be_measured(tmp_path):
+    one = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+    found = evaluate(one, (X, 0 * Y), EPSILON, ["pgd"], output=tmp_path)
+    assert found.ra_pgd == 1 and (EvalResult.load(tmp_path).margins["pgd"] == np.inf).all()
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def test_a_mapping_names_its_attacks():
         ({"pgd\n": BASE}, "cannot name"),
         ({"after_training": BASE}, "cannot name"),
         ({"last_losses": BASE}, "cannot name"),
+        ({"last_margins": BASE}, "cannot name"),
         ({"weights": BASE}, "cannot name"),
     ],
 )

@@ -126,4 +126,6 @@ class PGD:
 def _shortened(rule: Any, share: float) -> Any:
     if isinstance(rule, FirstThen):
         return FirstThen(_shortened(rule.first, share), _shortened(rule.then, share))
+    if not hasattr(rule, "size"):
+        raise UsageError(f"{type(rule).__name__} has no size, so its steps cannot be scaled: use a step rule with one")
     return replace(rule, size=share * rule.size)

@@ -41,8 +41,8 @@ def _options(arguments: list[str]) -> tuple[Any, list[str]]:
     @dataclass(frozen=True)
     class Options:
         """Measure a run directory, or any network (--model, --weights, --data): per class, with intervals, and whether
-        the numbers can be trusted. Writes evaluation.json and evaluation.npz. --set FIELD=JSON changes a field of the
-        dataset, as in --set batches=2."""
+        the numbers can be trusted. Writes evaluation.json, evaluation.npz and gallery.npz. --set FIELD=JSON changes a
+        field of the dataset, as in --set batches=2."""
 
         directory: Annotated[Path | None, tyro.conf.Positional] = None
         """run directory"""

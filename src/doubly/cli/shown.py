@@ -47,6 +47,9 @@ def show(result: Any, title: str, out: Console) -> None:
             out,
             f"{about['label']}: {about['reference']}, n = {n}, epsilon {about['epsilon']:.6g}, {about['norm']}{said}",
         )
+    if result.curve:
+        values = (f"{100 * point['accuracy']:.1f} at {point['epsilon']:.3g}" for point in result.curve["points"])
+        say(out, f"% under PGD by radius, n = {result.curve['n']}: {', '.join(values)}")
     if result.trust:
         _panel(result.trust, out)
 

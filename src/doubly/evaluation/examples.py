@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from doubly.errors import UsageError
@@ -31,6 +32,12 @@ def quantised(attacked: Tensor, clean: Tensor, threat: NormBall | None) -> Tenso
     return levels.clamp(0, 255) / 255
 
 
+def grey_levels(images: Tensor) -> NDArray[np.uint8]:
+    """(B, C, H, W) in [0,1], rounded: (B, H, W, C)."""
+    levels: NDArray[np.uint8] = (images * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return levels
+
+
 def save_examples(
     folder: Path,
     kind: Format,
@@ -52,7 +59,7 @@ def save_examples(
             again = torch.from_numpy(kept["x"])
     else:
         names = [f"{int(i):06d}-class{int(label):03d}.png" for i, label in zip(ids, y, strict=True)]
-        again = _pictures(folder, names, quantised(attacked, clean, threat).cpu())
+        again = _pictures(folder, names, quantised(attacked, clean, threat))
     answers = answer(again.to(attacked.device)).cpu()
     return {
         "format": kind,
@@ -66,9 +73,8 @@ def save_examples(
 def _pictures(folder: Path, names: list[str], images: Tensor) -> Tensor:
     from PIL import Image
 
-    levels = (images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     read = []
-    for name, pixels in zip(names, levels, strict=True):
+    for name, pixels in zip(names, grey_levels(images), strict=True):
         Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(folder / name)
         with Image.open(folder / name) as picture:
             array = np.asarray(picture)

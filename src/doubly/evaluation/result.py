@@ -1,14 +1,12 @@
 """What an evaluation found: the answer to every sample under every attack. Every number shown derives from these."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -17,9 +15,7 @@ from doubly.errors import UsageError
 from doubly.evaluation.accuracy import Bools, Floats, Ints, Rounding, confusion, per_class, tail, worst_class
 from doubly.evaluation.intervals import Interval, average_accuracy, bootstrap, wilson, worst_accuracy
 from doubly.evaluation.weights import KLWeights, Normalisation
-from doubly.rundir import read_json, write_json
 
-SCHEMA = 2
 NOT_MEASURED = -1
 ENSEMBLES = ("autoattack", "apgd", "autoattack_in_part")
 
@@ -46,6 +42,8 @@ class EvalResult:
     tail_rounding: Rounding = "round"
     weights_r: tuple[float, ...] = (10.0, 1.0, 0.1)
     weights_normalise: Normalisation = "batch"
+    margins: Mapping[str, Floats] = field(default_factory=dict)  # logit margins, clean and under attack
+    curve: Mapping[str, Any] = field(default_factory=dict)  # accuracy under PGD at several radii
 
     def __post_init__(self) -> None:
         if "clean" not in self.answers:
@@ -191,58 +189,16 @@ class EvalResult:
 
     def save(self, folder: Path | str, **more: Any) -> None:
         """evaluation.json, which people read, and evaluation.npz, which everything derives from."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, Any] = {"y": self.y, "ids": np.arange(self.n) if self.ids is None else self.ids}
-        arrays |= {**self.answers, **{f"{name}_losses": values for name, values in self.losses.items()}}
-        arrays |= {f"after_{name}": values for name, values in self.after.items()}
-        if "pgd" in self.losses and self.weights_r:
-            arrays["weights"] = np.stack([self.weights(r, self.weights_normalise).weights for r in self.weights_r])
-        unfinished = folder / f".evaluation-{os.getpid()}.npz"
-        np.savez(unfinished, **arrays)
-        unfinished.replace(folder / "evaluation.npz")
-        write_json(folder / "evaluation.json", {**more, **self.summary()})
+        from doubly.evaluation.files import write
+
+        write(self, Path(folder), more)
 
     @staticmethod
     def load(folder: Path | str) -> "EvalResult":
         """What `save` wrote; the validation part is not kept."""
-        folder = Path(folder)
-        about = read_json(folder / "evaluation.json")
-        if not isinstance(about, dict) or about.get("schema") not in (1, SCHEMA):
-            raise UsageError(f"{folder / 'evaluation.json'} is of another version: run `doubly evaluate` again")
-        try:
-            with (folder / "evaluation.npz").open("rb") as raw, np.load(raw, allow_pickle=False) as kept:
-                arrays = {name: kept[name] for name in kept.files}
-            return _assembled(about, arrays)
-        except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, BadZipFile) as problem:
-            raise UsageError(
-                f"{folder}: evaluation.json and evaluation.npz hold no whole evaluation ({type(problem).__name__}: "
-                f"{problem!s:.60}): run `doubly evaluate` again"
-            ) from None
+        from doubly.evaluation.files import read
 
-
-def _assembled(about: Mapping[str, Any], arrays: dict[str, Any]) -> EvalResult:
-    losses = {name.removesuffix("_losses"): arrays.pop(name) for name in list(arrays) if name.endswith("_losses")}
-    arrays.pop("weights", None)
-    after = {name.removeprefix("after_"): arrays.pop(name) for name in list(arrays) if name.startswith("after_")}
-    share, rounding = about.get("tail", {}).get("share", 0.3), about.get("tail", {}).get("rounding", "round")
-    return EvalResult(
-        arrays.pop("y"),
-        tuple(about["per_class"]),
-        {"clean": arrays.pop("clean"), **{name: value for name, value in arrays.items() if name != "ids"}},
-        about["protocol"],
-        arrays["ids"],
-        losses,
-        after,
-        about.get("autoattack", {}),
-        None,
-        about.get("examples", {}),
-        about.get("trust", {}),
-        share,
-        rounding,
-        tuple(part["r"] for part in about.get("weights", [])),
-        about["weights"][0]["normalise"] if about.get("weights") else "batch",
-    )
+        return read(Path(folder))
 
 
 def distinct(names: Sequence[str]) -> list[str]:

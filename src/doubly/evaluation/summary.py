@@ -6,8 +6,9 @@ import numpy as np
 
 from doubly.evaluation.accuracy import Floats, per_class, tail
 from doubly.evaluation.intervals import wilson
-from doubly.evaluation.result import SCHEMA, EvalResult, number
+from doubly.evaluation.result import EvalResult, number
 
+SCHEMA = 2
 KEYS = {"clean": "sa", "pgd": "ra_pgd", "margin": "ra_margin"}
 LEVEL = 0.95
 MOST_CONFUSED = 100  # classes: the matrix of more is megabytes of zeros, and follows from evaluation.npz
@@ -52,6 +53,8 @@ def summary(result: EvalResult) -> dict[str, Any]:
         found["autoattack"] = {**result.autoattack, "accuracy_after": after, "n": int(run.sum())}
     if result.examples:
         found["examples"] = dict(result.examples)
+    if result.curve:
+        found["curve"] = dict(result.curve)
     if result.trust:
         found["trust"] = dict(result.trust)
     return {**found, "protocol": dict(result.protocol)}

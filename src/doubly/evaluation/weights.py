@@ -15,6 +15,7 @@ from doubly.evaluation.accuracy import Floats, Ints
 Normalisation = Literal["batch", "all", "mean_one"]
 NORMALISATIONS = get_args(Normalisation)
 THRESHOLD = 0.001  # the paper's
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,11 @@ class KLWeights:
     def mean_per_class(self) -> Floats:
         return self._per_class(self.weights)
 
+    def quantiles_per_class(self) -> list[list[float] | None]:
+        """How the weights of each class are spread, at `QUANTILES`; None for a class without samples."""
+        own = [self.weights[self.y == label] for label in range(len(self.accuracies))]
+        return [np.quantile(weights, QUANTILES).tolist() if len(weights) else None for weights in own]
+
     def correlation(self) -> dict[str, float | None]:
         """Of the mean weight of a class and its accuracy, over classes; null where one of them does not vary."""
         from scipy.stats import pearsonr, spearmanr
@@ -73,6 +79,7 @@ class KLWeights:
             **({"batch": self.batch} if self.normalise == "batch" else {}),
             "above_0.001": self.above(),
             "above_0.001_per_class": {n: None if np.isnan(a) else float(a) for n, a in zip(names, above, strict=True)},
+            "quantiles_per_class": dict(zip(names, self.quantiles_per_class(), strict=True)),
             "correlation_with_class_accuracy": self.correlation(),
         }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +14,18 @@ from doubly.data import Images
 from doubly.errors import UsageError
 from doubly.evaluation.accuracy import Floats, Ints
 from doubly.evaluation.network import sure
-from doubly.losses import CrossEntropy
+from doubly.losses import CrossEntropy, LogitMargin
 from doubly.seeding import generator
 from doubly.threat import NormBall, holds, is_image
 from doubly.types import Attack
+
+
+class Judged(NamedTuple):
+    """Of the logits of one chunk, (B,) each."""
+
+    classes: Tensor
+    losses: Tensor
+    margins: Tensor  # z_y - max_{j != y} z_j: negative where the answer is wrong, infinite where there is one class
 
 
 @dataclass
@@ -25,6 +34,7 @@ class Answers:
 
     classes: dict[str, Ints] = field(default_factory=dict)
     losses: dict[str, Floats] = field(default_factory=dict)
+    margins: dict[str, Floats] = field(default_factory=dict)
     attacked: dict[str, Tensor] = field(default_factory=dict)  # those that were to be kept
     n: int = 0
     outside: int = 0
@@ -45,11 +55,12 @@ def answers(
     done: Callable[[int], None] = lambda count: None,
     keep: Tensor | None = None,
     ball: NormBall | None = None,
+    seen: Callable[[str, int, Tensor, Tensor], None] = lambda name, start, losses, points: None,
 ) -> Answers:
     """Attack every image with every attack. The draws belong to the chunk, so `chunk` is part of the protocol.
 
     `keep`: positions of images whose attacked versions are kept, in rising order. `ball`: where an attack that does not
-    say its own has to stay.
+    say its own has to stay. `seen`: is shown each attacked chunk: attack, position of its first image, losses, images.
     """
     if chunk < 1:
         raise UsageError(f"a chunk has at least 1 image, got {chunk}")
@@ -57,7 +68,7 @@ def answers(
         if getattr(attack, "leaves_the_ball", False):
             raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
     device, found = device_of(model), Answers()
-    parts: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in ("clean", *attacks)}
+    parts: dict[str, list[Judged]] = {name: [] for name in ("clean", *attacks)}
     kept: dict[str, list[Tensor]] = {name: [] for name in attacks}
     with evaluating(model):
         for index, start in enumerate(range(0, len(images), chunk)):
@@ -71,13 +82,15 @@ def answers(
                 point = x + attack(model, x, y, generator(seed, 0, index, "evaluation"))
                 logits = _logits(model, point, y)
                 parts[name].append(_judged(logits, y))
+                seen(name, start, parts[name][-1].losses, point)
                 _recheck(model, logits, point, x, getattr(attack, "threat", ball), found)
                 if keep is not None:
                     kept[name].append(point[keep[(keep >= start) & (keep < start + chunk)] - start].cpu())
             done(start + len(y))
-    for name, pairs in parts.items():
-        found.classes[name] = torch.cat([given for given, _ in pairs]).cpu().numpy()
-        found.losses[name] = torch.cat([losses for _, losses in pairs]).cpu().numpy().astype(np.float64)
+    for name, judged in parts.items():
+        classes, losses, margins = (torch.cat(values).cpu().numpy() for values in zip(*judged, strict=True))
+        found.classes[name] = classes
+        found.losses[name], found.margins[name] = losses.astype(np.float64), margins.astype(np.float64)
     found.attacked = {name: torch.cat(points) for name, points in kept.items() if points}
     return found
 
@@ -89,8 +102,8 @@ def _logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return logits
 
 
-def _judged(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return logits.argmax(1), CrossEntropy()(logits, y)
+def _judged(logits: Tensor, y: Tensor) -> Judged:
+    return Judged(logits.argmax(1), CrossEntropy()(logits, y), -LogitMargin()(logits, y))
 
 
 def _recheck(model: nn.Module, first: Tensor, point: Tensor, x: Tensor, threat: object, found: Answers) -> None:

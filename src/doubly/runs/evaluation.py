@@ -18,11 +18,14 @@ from doubly.data.holdout import probe as stratified
 from doubly.errors import UsageError
 from doubly.evaluation import trust
 from doubly.evaluation.examples import check_format, save_examples
+from doubly.evaluation.gallery import Gallery
 from doubly.evaluation.network import check_network
 from doubly.evaluation.result import NOT_MEASURED, EvalResult
 from doubly.evaluation.standing import Standing
+from doubly.rundir import RunDir
 from doubly.runs.answers import Answers, answers
 from doubly.runs.autoattack import Ensemble, Watch
+from doubly.runs.curve import curve, curve_attack
 from doubly.runs.measuring import Measuring
 from doubly.runs.standard_attacks import described, pgd20
 from doubly.threat import NormBall, Threat
@@ -67,18 +70,24 @@ class Evaluation:
         if how.sharded:
             clean = self._result(images, answers(self.model, images, {}, how.seed, how.chunk))
             return self._under_autoattack(images, clean)[0]
-        result, examples = self._under_attacks(images)
+        gallery = Gallery()
+        result, examples = self._under_attacks(images, gallery)
         result = self._trusted(result, invariance, x, y)
+        if how.curve_images is not None:
+            pgd = curve_attack(self.attacks, self.ball)
+            result = replace(result, curve=curve(self.model, _part(images, how.curve_images), pgd, how))
         if self.ensemble is not None:
             if how.output is not None and not (how.output / "evaluation.json").exists():
-                self._save(result)  # hours may pass; what an earlier evaluation found stays till this one ends
+                self._save(
+                    result, images, gallery
+                )  # hours may pass; what an earlier evaluation found stays till this one ends
             result, broken = self._under_autoattack(images, result)
             result = replace(result, trust=trust.completed(result.trust, result, invariance))
             examples += broken
         if examples:
             saved = {kept.name: self._saved(images, kept) for kept in examples}
             result = replace(result, examples={**result.examples, "saved": saved})
-        self._save(result)
+        self._save(result, images, gallery)
         return result
 
     def _check(self) -> None:
@@ -87,23 +96,30 @@ class Evaluation:
             raise UsageError("a shard is a part of AutoAttack's chunks: ask for autoattack or quick as well")
         if how.output is not None:
             check_folder(how.output)
+        if how.curve_images is not None:
+            curve_attack(self.attacks, self.ball)
         if how.save_examples is not None:
             if how.output is None:
                 raise UsageError("attacked images need a folder to be saved in: give an output")
             check_format(how.save_examples, self.given.x.shape[1])
 
-    def _save(self, result: EvalResult) -> None:
-        if self.how.output is not None:
-            result.save(self.how.output, **self.more)
+    def _save(self, result: EvalResult, images: Images, gallery: Gallery) -> None:
+        if self.how.output is None:
+            return
+        if len(gallery.rows):
+            gallery.write(self.how.output, result, images.subset(gallery.rows).pixels(slice(None)))
+        else:  # one of an earlier evaluation would pass for this one's
+            RunDir(self.how.output).gallery.unlink(missing_ok=True)
+        result.save(self.how.output, **self.more)
 
-    def _under_attacks(self, images: Images) -> tuple[EvalResult, list[Kept]]:
+    def _under_attacks(self, images: Images, gallery: Gallery) -> tuple[EvalResult, list[Kept]]:
         how = self.how
         keep = None if how.save_examples is None else stratified(images.y, how.most_examples, seed=0)
 
         def done(count: int) -> None:
             self.watch.images(count, len(images))
 
-        found = answers(self.model, images, self.attacks, how.seed, how.chunk, done, keep, self.ball)
+        found = answers(self.model, images, self.attacks, how.seed, how.chunk, done, keep, self.ball, gallery.see)
         result = self._result(images, found)
         if self.validation is not None:
             others = _part(self.validation, how.images)
@@ -133,6 +149,7 @@ class Evaluation:
             tail_rounding=self.how.tail_rounding,
             weights_r=self.how.weights_r,
             weights_normalise=self.how.weights_normalise,
+            margins=found.margins,
         )
 
     def _trusted(self, result: EvalResult, invariance: dict[str, float], x: Tensor, y: Tensor) -> EvalResult:

@@ -16,6 +16,15 @@ _CHOICES: dict[str, Any] = {
     "weights_normalise": Normalisation,
     "save_examples": Format,
 }
+_COUNTS = (
+    "images",
+    "autoattack_images",
+    "trust_images",
+    "curve_images",
+    "most_examples",
+    "chunk",
+    "autoattack_chunk",
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,7 @@ class Measuring:
     """How to measure."""
 
     output: Path | None = None
-    """folder for evaluation.json, evaluation.npz, AutoAttack's progress and attacked images"""
+    """folder for evaluation.json, evaluation.npz, gallery.npz, AutoAttack's progress and attacked images"""
     seed: int = 0
     """every random number of the attacks follows from it"""
     images: int | None = None
@@ -53,6 +62,9 @@ class Measuring:
     weights_normalise: Normalisation = "batch"
     """batch: they add up to 1 in batches of 128, as in the paper's figure; all: over all samples; mean_one: to their
     number"""
+    curve_images: int | None = None
+    """accuracy under PGD at eight radii from 0 to 4 epsilon on so many images, in the proportions of the classes; none:
+    no curve"""
     save_examples: Format | None = None
     """write attacked images into the output: png in whole grey levels, npz exactly"""
     most_examples: int = 100
@@ -63,7 +75,7 @@ class Measuring:
             value = getattr(self, name)
             if value is not None and value not in get_args(kind):
                 raise UsageError(f"{name} is one of {', '.join(get_args(kind))}, got '{value}'")
-        for name in ("images", "autoattack_images", "trust_images", "most_examples", "chunk", "autoattack_chunk"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}")

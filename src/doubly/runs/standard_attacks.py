@@ -108,7 +108,7 @@ def _checked(attack: Any) -> Attack | AutoAttack:
 
 def _check_name(name: str, taken: Mapping[str, Attack]) -> None:
     """Names of attacks become names of arrays in evaluation.npz and of fields in evaluation.json."""
-    fit = re.fullmatch(r"(?!after_)[a-z][a-z0-9_]*(?<!_losses)", str(name)) and "tail_30" not in name
+    fit = re.fullmatch(r"(?!after_)[a-z][a-z0-9_]*(?<!_losses)(?<!_margins)", str(name)) and "tail_30" not in name
     if not fit or name in (*RESERVED, *NAMES[2:], *taken):
         raise UsageError(f"'{name}' cannot name an attack: use a new name of small letters, digits and _")
 
