@@ -781,6 +781,14 @@ def test_images_are_as_many_as_asked_for_and_always_the_same(own, tmp_path):
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
 
 
+def test_the_curve_is_one_line(own, output):
+    code, out, err = own(*command("linear", "--epsilon", 0.15, "--curve-images", 8, *PLAIN, output=output))
+    points = found(output)["curve"]["points"]
+    said = ", ".join(f"{100 * point['accuracy']:.1f} at {point['epsilon']:.3g}" for point in points)
+    assert (code, err) == (0, "") and f"% under PGD by radius, n = 8: {said}\n" in out
+    assert [point["epsilon"] for point in points] == pytest.approx([0, 0.0375, 0.075, 0.15, 0.225, 0.3, 0.45, 0.6])
+
+
 @pytest.mark.parametrize(
     ("words", "title", "count"),
     [
