@@ -33,9 +33,10 @@ def write_report(paths: Iterable[Path | str], output: Path | str) -> Path:
 
 def _section(comparison: Comparison, stem: Path) -> Section:
     per_class, curves = stem.with_name(f"{stem.name}-per_class"), stem.with_name(f"{stem.name}-curves")
-    figures.per_class(comparison.methods, per_class)
-    figures.learning_curves(comparison.methods, curves)
-    drawn = [path.with_name(f"{path.name}.svg") for path in (per_class, curves)]
+    drawn = [
+        path.with_name(f"{path.name}.svg") if draw(comparison.methods, path) else None
+        for draw, path in ((figures.per_class, per_class), (figures.learning_curves, curves))
+    ]
     return Section(comparison, tables.table(comparison), *drawn)
 
 

@@ -19,12 +19,12 @@ from doubly.report.tables import Table
 
 @dataclass(frozen=True)
 class Section:
-    """One comparison on the page, with its pictures as SVG files."""
+    """One comparison on the page, with its pictures as SVG files; None where the runs do not hold one."""
 
     comparison: Comparison
     table: Table
-    per_class: Path
-    curves: Path
+    per_class: Path | None
+    curves: Path | None
 
     @property
     def summary(self) -> str:
