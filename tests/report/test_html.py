@@ -35,7 +35,7 @@ def test_the_report_is_complete(make_run, tmp_path):
     text = page.read_text(encoding="utf-8")
     for expected in ("up from", "PGD-20", "radius", "torch", "runs/with space&#39;", "prefers-color-scheme: dark"):
         assert expected in text
-    names = {"digits.imbalanced-per_class", "digits.imbalanced-curves"}
+    names = {f"digits.imbalanced-{name}" for name in ("per_class", "pareto", "cost", "curves", "confusion")}
     files = {f"figures/{name}.{ending}" for name in names for ending in ("png", "svg")}
     found = {str(p.relative_to(page.parent)) for p in page.parent.rglob("*") if p.is_file()}
     assert found == files | {"report.html", "table.md", "table.csv", "table.tex"}
@@ -44,15 +44,15 @@ def test_the_report_is_complete(make_run, tmp_path):
 def test_nothing_from_data_becomes_markup_and_nothing_is_fetched(make_run, tmp_path):
     run = make_run(name=f"{HOSTILE}.at", classes=[HOSTILE, "b"], note=HOSTILE)
     tags = parsed(write_report([run], tmp_path / "out").read_text(encoding="utf-8"))
-    assert tags.tags.count("script") == 1 and tags.tags.count("svg") == 2
-    assert all(address.startswith("#") for address in tags.addresses)
+    assert tags.tags.count("script") == 1 and tags.tags.count("svg") == 5
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in tags.addresses)
 
 
 def test_pictures_follow_the_text_colour_and_do_not_share_names(make_run, tmp_path):
     text = write_report([make_run()], tmp_path / "out").read_text(encoding="utf-8")
     assert "currentColor" in text and "#1c1d20" not in "".join(text.split("<svg")[1:])
-    first, second = (set(re.findall(r'<clipPath id="(\w+)"', svg)) for svg in text.split("<svg")[1:])
-    assert first and second and not first & second
+    names = [set(re.findall(r'<clipPath id="(\w+)"', svg)) for svg in text.split("<svg")[1:]]
+    assert all(names) and len(names) == 5 and len(set().union(*names)) == sum(map(len, names))
 
 
 def test_each_protocol_gets_its_own_table(make_run, tmp_path):

@@ -195,16 +195,17 @@ def test_what_is_printed_is_in_the_paper():
 def test_settings_stand_side_by_side(make_run):
     names = ["cifar10.small.at", "cifar10.small.done_pgd", "cifar10.imbalanced.small.at", "digits.at"]
     comparisons = compare(collect([make_run(name) for name in names]))
-    (made,) = tables.paper_tables(comparisons)
+    ((title, sides),) = tables.layouts(comparisons).items()
+    made = tables.side_by_side(title, sides)
     assert made.title == "Table 1: CIFAR-10, small scale"
     assert made.groups == [("", 1), ("balanced", 3), ("imbalanced", 3)]
     assert [[cell.text for cell in row][4:] for row in made.rows][1] == ["-"] * 3  # DONE was run on one of them
     assert any(note.startswith("Imbalanced: Percent of n = 400") for note in made.notes)
     assert r"\multicolumn{3}{c}{imbalanced}" in forms.latex(made) and "| balanced SA |" in forms.markdown(made)
     pair = compare(collect([make_run("digits.at"), make_run("digits.imbalanced.at")]))
-    assert [table.title for table in tables.paper_tables(pair)] == ["digits"]
+    assert list(tables.layouts(pair)) == ["digits"]
 
 
 def test_a_setting_measured_in_two_ways_stands_in_no_paper_table(make_run):
     runs = [make_run("cifar10.at"), make_run("cifar10.at", n=300), make_run("cifar10.imbalanced.at")]
-    assert tables.paper_tables(compare(collect(runs))) == []
+    assert tables.layouts(compare(collect(runs))) == {}

@@ -12,6 +12,7 @@ import markupsafe
 
 from doubly.report.collect import Comparison, RunResult, mean_sd
 from doubly.report.figures import INK
+from doubly.report.pictures import Picture
 from doubly.report.protocol import attack_name, flatten, fraction, show
 from doubly.report.summary import sentence
 from doubly.report.tables import Cell, Column, Table
@@ -20,12 +21,11 @@ RADII = ("radius", "size", "epsilon")  # shown as people type them
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure, as an SVG file beside the page."""
+class Overview:
+    """Settings side by side."""
 
-    title: str
-    about: str
-    path: Path
+    table: Table
+    pictures: Sequence[Picture] = ()
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ class Section:
         return [_shell(run.environment["command"]) for run in self.comparison.runs if run.environment.get("command")]
 
 
-def render(sections: Sequence[Section], overview: Sequence[Table] = ()) -> str:
-    """`overview`: tables over several sections."""
+def render(sections: Sequence[Section], overview: Sequence[Overview] = ()) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("doubly.report", "."),
         autoescape=True,

@@ -78,24 +78,24 @@ def table(comparison: Comparison) -> Table:
     return _made(comparison.setting, columns, notes(comparison))
 
 
-def paper_tables(comparisons: Sequence[Comparison]) -> list[Table]:
-    """The paper's layout, settings side by side, for each of its tables of which more than one setting was run; other
+def layouts(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Comparison]]:
+    """Settings to stand side by side, by title: those of each table of the paper of which more than one was run; other
     datasets, balanced and imbalanced, alike. A setting that was measured in two ways stands in none of them."""
-    layouts = {f"Table {number}: {title}": parts for number, (title, parts) in TABLES.items()}
+    wanted = {f"Table {number}: {title}": parts for number, (title, parts) in TABLES.items()}
     known = {setting for _, parts in TABLES.values() for setting in parts}
     for comparison in comparisons:
         plain = comparison.setting.replace(".imbalanced", "")
         if plain.removesuffix(".small") not in known:
-            layouts[plain] = {plain: "balanced", _imbalanced(plain): "imbalanced"}
-    made = []
-    for title, parts in layouts.items():
+            wanted[plain] = {plain: "balanced", _imbalanced(plain): "imbalanced"}
+    found = {}
+    for title, parts in wanted.items():
         for scale in ("", ".small"):
             named = {f"{setting}{scale}": name for setting, name in parts.items()}
-            found = {name: [c for c in comparisons if c.setting == setting] for setting, name in named.items()}
-            sides = {name: same[0] for name, same in found.items() if len(same) == 1}
+            same = {name: [c for c in comparisons if c.setting == setting] for setting, name in named.items()}
+            sides = {name: ways[0] for name, ways in same.items() if len(ways) == 1}
             if len(sides) > 1:
-                made.append(side_by_side(title + ", small scale" * bool(scale), sides))
-    return made
+                found[title + ", small scale" * bool(scale)] = sides
+    return found
 
 
 def side_by_side(title: str, sides: dict[str, Comparison]) -> Table:

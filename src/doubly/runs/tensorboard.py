@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from doubly import parallel
 from doubly.errors import UsageError
-from doubly.report import figures
+from doubly.report.figures import style, values
 from doubly.rundir import printable
 from doubly.runs.loop import Unwatched, Watch
 
@@ -94,12 +94,12 @@ def scalars(row: dict[str, Any]) -> dict[str, float]:
 def bars(per_class: dict[str, float | None], epoch: int) -> npt.NDArray[np.uint8]:
     """A picture (H,W,3) of the accuracy of each class under attack, weakest first; of many, those that can be read."""
     known = sorted((100 * value, printable(name)) for name, value in per_class.items() if value is not None)
-    shown, style = known[: figures.MOST_CLASSES], cast(Any, figures.STYLE)
-    with mpl.rc_context(style), warnings.catch_warnings():
+    shown = known[: values.MOST_CLASSES]
+    with mpl.rc_context(cast(Any, style.STYLE)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # boxes serve
         figure = Figure(figsize=(5.4, 0.9 + 0.24 * max(3, len(shown))), dpi=100, layout="constrained")
         axes = figure.subplots()
-        axes.barh(range(len(shown)), [value for value, _ in shown], color=figures.COLOURS[1])
+        axes.barh(range(len(shown)), [value for value, _ in shown], color=style.COLOURS[1])
         axes.set_yticks(range(len(shown)), [name if len(name) <= 24 else f"{name[:23]}…" for _, name in shown])
         axes.set(xlim=(0, 100), ylim=(max(3, len(shown)) - 0.4, -0.6), xlabel="accuracy under PGD (%)")
         axes.tick_params(axis="y", length=0)

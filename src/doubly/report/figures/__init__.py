@@ -1,0 +1,29 @@
+"""Pictures from files alone, one function each: the paper's figures 1 to 6, and four of our own.
+
+A path is given without ending; each picture is written as PNG, for print, and as SVG, for the page. A function returns
+False and writes nothing where the runs do not hold what it draws.
+"""
+
+from doubly.report.figures.bars import per_class, per_class_panels
+from doubly.report.figures.curves import epsilon_curve, learning_curves
+from doubly.report.figures.images import gallery
+from doubly.report.figures.matrices import confusion
+from doubly.report.figures.style import INK
+from doubly.report.figures.trade_offs import cost, pareto
+from doubly.report.figures.values import ByMethod
+from doubly.report.figures.weighting import weight_against_margin, weights
+
+__all__ = [
+    "INK",
+    "ByMethod",
+    "confusion",
+    "cost",
+    "epsilon_curve",
+    "gallery",
+    "learning_curves",
+    "pareto",
+    "per_class",
+    "per_class_panels",
+    "weight_against_margin",
+    "weights",
+]

@@ -1,0 +1,86 @@
+"""Which class is taken for which (fig. 3 of the paper)."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from doubly.report.figures.style import LETTER, finish, style
+from doubly.report.figures.values import ByMethod, Floats, attack_of, class_names, named, short
+
+PANELS = 6
+COUNTED = 20  # with more classes the numbers cannot be read
+NAMED = 50
+LARGEST = 13.0  # inches
+MAP = mpl.colormaps["Blues"]  # grows darker all the way, so that a grey print says the same
+
+
+def confusion(results_by_method: ByMethod, path: Path, attack: str = "pgd") -> bool:
+    """Matrices with counts, rows the true class and columns the answer, the sum of the seeds of a method."""
+    found = {
+        label: [counts[attack] for run in runs if attack in (counts := run.evaluation.get("confusion", {}))]
+        for label, runs in named(results_by_method).items()
+    }
+    matrices = {label: np.array(counts) for label, counts in found.items() if counts}
+    if not matrices:
+        return False
+    drawn = list(matrices.items())[:PANELS]
+    names = [short(name) for name in class_names(next(iter(named(results_by_method).values()))[0])]
+    size = max(2.6, 0.29 * len(names)) if len(names) <= COUNTED else 4.2
+    columns = max(1, min({1: 1, 2: 2, 4: 2}.get(len(drawn), 3), int(LARGEST / size)))
+    rows = math.ceil(len(drawn) / columns)
+    with style(path):
+        figure = Figure(figsize=(columns * size + 2, rows * (size + 0.3) + 1.1), layout="constrained")
+        for place, (label, counts) in enumerate(drawn):
+            axes = figure.add_subplot(rows, columns, place + 1)
+            image = _matrix(axes, counts.sum(axis=0))
+            axes.set_title(short(label, int(size / LETTER)), loc="left", fontsize=10)
+            _name(axes, names, left=place % columns == 0, below=place + columns >= len(drawn))
+        more = f"; {len(drawn)} of {len(matrices)} methods" if len(matrices) > len(drawn) else ""
+        figure.supxlabel(f"answer {_under(results_by_method, attack)}{_seeds(drawn)}{more}", fontsize=10)
+        figure.supylabel("true class", fontsize=10)
+        bar = figure.colorbar(image, ax=figure.axes, shrink=0.8, aspect=30, label="share of the true class (%)")
+        bar.outline.set_visible(False)
+        return finish(figure, [], path, grid=None)
+
+
+def _under(results: ByMethod, attack: str) -> str:
+    if attack == "clean":
+        return "on clean images"
+    return f"under {attack_of(run for runs in results.values() for run in runs) if attack == 'pgd' else short(attack)}"
+
+
+def _seeds(drawn: Sequence[tuple[str, npt.NDArray[np.int64]]]) -> str:
+    counts = sorted({len(matrix) for _, matrix in drawn})
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f", sum of {number} seeds" if counts[-1] > 1 else ""
+
+
+def _matrix(axes: Axes, counts: npt.NDArray[np.int64]) -> Any:
+    """The colour is the share of the row, so that rare classes show as well as common ones."""
+    shares: Floats = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap=MAP, vmin=0, vmax=100, interpolation="none")
+    axes.spines[:].set_visible(False)
+    if len(counts) <= COUNTED:
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                red, green, blue, _ = MAP(shares[row, column] / 100)
+                # On a cell, not on the page: black and white, which the page leaves as they are.
+                colour = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else "black"
+                axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=colour)
+    return image
+
+
+def _name(axes: Axes, names: list[str], left: bool, below: bool) -> None:
+    """Class names at the outer edges only, every second or third where they would overlap."""
+    ticks = range(0, len(names), math.ceil(len(names) / NAMED))
+    size = 9 if len(names) <= COUNTED else 6
+    axes.set_xticks(ticks, [names[tick] for tick in ticks] if below else [""] * len(ticks), rotation=90, fontsize=size)
+    axes.set_yticks(ticks, [names[tick] for tick in ticks] if left else [""] * len(ticks), fontsize=size)
+    axes.tick_params(length=0)

@@ -1,0 +1,166 @@
+"""One mark per method: the weakest classes against all of them, and what robustness costs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
+
+from doubly.report.collect import RunResult, mean_sd
+from doubly.report.figures.style import COLOURS, INK, finish, log_if_wide, look, style
+from doubly.report.figures.values import ByMethod, Floats, attack_of, named
+
+Point = tuple[float, float]
+RADII = (7, 11, 18, 27, 38, 52, 70, 92, 120)  # points between a mark and its name
+NAME = 9
+LEADER = {"arrowstyle": "-", "color": INK, "alpha": 0.5, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
+FRONT = "not beaten in both by another method"
+UNITS = ((3 * 3600, 3600, "h"), (3 * 60, 60, "min"), (0, 1, "s"))  # from so many seconds on, in these
+
+
+def pareto(results_by_method: ByMethod, path: Path) -> bool:
+    """RA-Tail-30 against RA-PGD, mean over seeds with a cross of one sd, and a line through the best of both."""
+    shown = named(results_by_method)
+    if not shown:
+        return False
+    found = {
+        label: [mean_sd(100 * run.evaluation[key] for run in runs) for key in ("ra_pgd", "ra_tail_30")]
+        for label, runs in shown.items()
+    }
+    points = {label: (x, y) for label, ((x, _), (y, _)) in found.items()}
+    crosses = [((x, y), (across or 0.0, along or 0.0)) for (x, across), (y, along) in found.values()]
+    with style(path):
+        figure = Figure(figsize=(7.2, 4.2 + 0.06 * max(0, len(shown) - 8)), layout="constrained")
+        axes = figure.subplots()
+        front = _front(list(points.values()))
+        axes.plot(*zip(*front, strict=True), color=COLOURS[6], linewidth=1, zorder=1, label=FRONT)
+        for index, ((x, across), (y, along)) in enumerate(found.values()):
+            axes.errorbar(x, y, along, across, fmt="none", ecolor=INK, elinewidth=0.8, alpha=0.6, zorder=2)
+            axes.plot(x, y, linestyle="", markersize=7.5, zorder=3, **look(index))
+        axes.margins(0.12)
+        axes.set_xlabel(f"RA-PGD: accuracy under {attack_of(_runs(shown))}, all classes (%)")
+        axes.set_ylabel("RA-Tail-30: its weakest 30 % of classes (%)")
+        _name(figure, axes, points, crosses)
+        return finish(figure, [axes], path, grid="both")
+
+
+def cost(results_by_method: ByMethod, path: Path) -> bool:
+    """RA-PGD and RA-Tail-30 against training time and, where recorded, passes through the network per step."""
+    shown = named(results_by_method)
+    seconds = {label: mean_sd(run.seconds for run in runs)[0] for label, runs in shown.items()}
+    passes = {label: mean_sd(map(_passes, runs))[0] for label, runs in shown.items()}
+    longest = max((value for value in seconds.values() if value > 0), default=0.0)
+    _, unit, name = next(row for row in UNITS if longest >= row[0])
+    panels = {f"training time ({name})": {label: value / unit for label, value in seconds.items()}}
+    panels["passes per step, forward and backward"] = passes
+    recorded = {title: xs for title, xs in panels.items() if any(x > 0 for x in xs.values())}
+    if not recorded:
+        return False
+    with style(path):
+        figure = Figure(figsize=(7.2 if len(recorded) > 1 else 5.4, 3.2), layout="constrained")
+        grid = list(figure.subplots(1, len(recorded), sharey=True, squeeze=False)[0])
+        for axes, (title, xs) in zip(grid, recorded.items(), strict=True):
+            for index, (label, runs) in enumerate(shown.items()):
+                _stem(axes, index, label, xs[label], runs)
+            axes.margins(0.1)
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+            log_if_wide(axes, "x", list(xs.values()))
+            axes.set_xlabel(title)
+        for label, filled in (("filled: RA-PGD", True), ("hollow: RA-Tail-30", False)):
+            fill = COLOURS[6] if filled else "none"
+            grid[0].plot([], [], "o", color=COLOURS[6], markerfacecolor=fill, markersize=6, label=label)
+        grid[0].set_ylabel(f"accuracy under {attack_of(_runs(shown))} (%)")
+        return finish(figure, grid, path, grid="both")
+
+
+def _stem(axes: Axes, index: int, label: str, x: float, runs: Sequence[RunResult]) -> None:
+    """Both accuracies of a method, joined."""
+    if not x > 0:
+        return
+    top, low = (mean_sd(100 * run.evaluation[key] for run in runs)[0] for key in ("ra_pgd", "ra_tail_30"))
+    axes.plot([x, x], [low, top], color=look(index)["color"], linewidth=1)
+    axes.plot(x, top, linestyle="", markersize=6.5, label=label, **look(index))
+    axes.plot(x, low, linestyle="", markersize=6.5, markerfacecolor="none", **look(index))
+
+
+def _passes(run: RunResult) -> float:
+    """Per step, mean over the epochs; NaN in a run that did not record them."""
+    found = [row["passes_forward"] + row["passes_backward"] for row in run.metrics if "passes_forward" in row]
+    return float(np.mean(found)) if found else math.nan
+
+
+def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points with no other above and to the right, from the right."""
+    best: list[tuple[float, float]] = []
+    for point in sorted(points, reverse=True):
+        if not best or point[1] > best[-1][1]:
+            best.append(point)
+    return best
+
+
+def _name(figure: Figure, axes: Axes, points: Mapping[str, Point], crosses: Sequence[tuple[Point, Point]]) -> None:
+    """Each name beside its mark, at the nearest place that no mark, cross or other name takes."""
+    figure.draw_without_rendering()  # from here on the layout is known
+    scale = figure.dpi / 72  # pixels in a point
+    places = {label: axes.transData.transform(point) for label, point in points.items()}
+    taken = [_box(place, 9 * scale, 9 * scale) for place in places.values()]
+    for (x, y), (across, along) in crosses:
+        for ends in ([(x - across, y), (x + across, y)], [(x, y - along), (x, y + along)]):
+            taken.append(Bbox(axes.transData.transform(ends)).padded(scale))
+    frame = axes.get_window_extent()
+    for label, place in sorted(places.items(), key=lambda item: -item[1][1]):
+        width, height = _size(figure, label)
+        tried = [
+            (radius, offset, _box(place + offset, width, height))
+            for radius in RADII
+            for angle in range(0, 360, 30)
+            for offset in [_offset(angle, radius * scale, width, height)]
+        ]
+        radius, offset, box = min(tried, key=lambda one: (_overlap(one[2], taken) + _outside(one[2], frame), one[0]))
+        taken.append(box)
+        text = axes.annotate(
+            label,
+            points[label],
+            tuple(offset / scale),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=NAME,
+            arrowprops=LEADER if radius > RADII[1] else None,
+        )
+        text.set_in_layout(False)
+
+
+def _size(figure: Figure, label: str) -> tuple[float, float]:
+    """Of the name in pixels."""
+    text = figure.text(0, 0, label, fontsize=NAME)
+    extent = text.get_window_extent()
+    text.remove()
+    return extent.width, extent.height
+
+
+def _offset(angle: float, radius: float, width: float, height: float) -> Floats:
+    across, along = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    return np.array([across * (radius + width / 2), along * (radius + height / 2)])
+
+
+def _box(middle: Floats, width: float, height: float) -> Bbox:
+    return Bbox.from_bounds(middle[0] - width / 2, middle[1] - height / 2, width, height)
+
+
+def _overlap(box: Bbox, taken: Sequence[Bbox]) -> float:
+    shared = [Bbox.intersection(box, other) for other in taken]
+    return sum(part.width * part.height for part in shared if part is not None)
+
+
+def _outside(box: Bbox, frame: Bbox) -> float:
+    inside = Bbox.intersection(box, frame)
+    return box.width * box.height - (inside.width * inside.height if inside is not None else 0.0)
+
+
+def _runs(shown: ByMethod) -> list[RunResult]:
+    return [run for runs in shown.values() for run in runs]

@@ -1,0 +1,96 @@
+"""Which pictures a report has, and what is said under each. A picture whose data the runs do not hold is left out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from doubly.report import figures
+from doubly.report.collect import Comparison, RunResult
+
+Draw = Callable[[Path], bool]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, as an SVG file beside the page."""
+
+    title: str
+    about: str
+    path: Path
+
+
+def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
+    """Of one setting: the classes, training, trade-offs; and single images of one run."""
+    methods, run = comparison.methods, _looked_into(comparison)
+    whose = f"{_label(comparison, run)}, seed {run.seed}"
+    seeds = "mean over seeds, bars of one sd" if len(comparison.runs) > len(methods) else "one seed"
+    wanted: list[tuple[str, str, str, Draw]] = [
+        ("per_class", "Each class under attack", f"Robust accuracy; {seeds}.", partial(figures.per_class, methods)),
+        ("pareto", "Weakest classes against average", "Upper right is better.", partial(figures.pareto, methods)),
+        ("cost", "What robustness costs", "Upper left is better.", partial(figures.cost, methods)),
+        (
+            "epsilon",
+            "Stronger attackers",
+            "Accuracy as the attacker is allowed more; the steps of the attack grow with ε.",
+            partial(figures.epsilon_curve, methods),
+        ),
+        (
+            "curves",
+            "Training",
+            "Over the epochs; bands of one sd over seeds. Accuracies are of a probe of the test images.",
+            partial(figures.learning_curves, methods),
+        ),
+        (
+            "confusion",
+            "What attacked images are taken for",
+            "Counts, summed over seeds; a row per true class.",
+            partial(figures.confusion, methods),
+        ),
+        (
+            "weights",
+            "Weights that KL-DRO gives to the test images",
+            "Middle half and 5 to 95 % of each class; the line is the paper's threshold of 0.001.",
+            partial(figures.weights, methods),
+        ),
+        (
+            "margin",
+            "Weight against margin",
+            f"One point per test image, {whose}.",
+            partial(figures.weight_against_margin, run),
+        ),
+        ("hard", "Hardest images", f"Largest weights, {whose}.", partial(figures.gallery, run, which="hard")),
+        ("easy", "Easiest images", f"Smallest weights, {whose}.", partial(figures.gallery, run, which="easy")),
+    ]
+    return _drawn(wanted, stem)
+
+
+def of_overview(sides: dict[str, Comparison], stem: Path) -> list[Picture]:
+    """Of settings side by side: the classes of the methods that all of them have (figure 1)."""
+    shared = [label for label in next(iter(sides.values())).methods if all(label in s.methods for s in sides.values())]
+    settings = {name: {label: side.methods[label] for label in shared} for name, side in sides.items()}
+    title, about = "Each class under attack", "Robust accuracy of the methods that were run on each."
+    return _drawn([("per_class", title, about, partial(figures.per_class_panels, settings))], stem) if shared else []
+
+
+def _drawn(wanted: Sequence[tuple[str, str, str, Draw]], stem: Path) -> list[Picture]:
+    found = []
+    for name, title, about, draw in wanted:
+        path = stem.with_name(f"{stem.name}-{name}")
+        if draw(path):
+            found.append(Picture(title, about, path.with_name(f"{path.name}.svg")))
+    return found
+
+
+def _looked_into(comparison: Comparison) -> RunResult:
+    """The run whose single images are shown: of DONE where there is one, and one that kept its images."""
+    ranked = sorted(comparison.runs, key=lambda run: (not _has_images(run), not run.method.startswith("DONE")))
+    return ranked[0]
+
+
+def _has_images(run: RunResult) -> bool:
+    return (run.path / "gallery.npz").is_file()
+
+
+def _label(comparison: Comparison, run: RunResult) -> str:
+    return next(label for label, runs in comparison.methods.items() if run in runs)
