@@ -80,6 +80,7 @@ def test_the_confusion_is_the_sum_of_the_seeds(methods, tmp_path):
     assert "sum of 2 seeds" in text and "answer under PGD-20" in text and "$dog_" in text
     counts = [run.evaluation["confusion"]["pgd"][0][0] for run in methods["AT"]]
     assert f" {sum(counts)} " in text
+    assert "fill: #111111" in (tmp_path / "matrix.svg").read_text(encoding="utf-8")  # stays so on a dark page
     assert not figures.confusion(methods, tmp_path / "none", "square") and not (tmp_path / "none.svg").exists()
 
 
