@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from doubly.report.figures.style import COLOURS, HATCHES, INK, finish, fitting, style
 from doubly.report.figures.values import (
-    MOST_CLASSES,
     ByMethod,
     Floats,
     attack_of,
@@ -69,7 +68,7 @@ def per_class_panels(settings: Mapping[str, ByMethod], path: Path) -> bool:
         for place, row in enumerate(rows):
             axes = figure.add_subplot(lines, columns, place + 1, sharey=shared)
             shared = shared or axes
-            _draw(axes, row, methods, max(len(other.classes) for other in rows))
+            _draw(axes, row, methods, max(len(other.classes) for other in rows if other.title == row.title))
             axes.tick_params(axis="x", length=0, rotation=90 if names else 0)
         figure.supxlabel(_classes_label(rows, settings), fontsize=10)
         figure.supylabel(f"robust accuracy under {attack_of(runs)} (%)", fontsize=10)
@@ -87,7 +86,7 @@ def _rows(title: str, results: ByMethod) -> list[Row]:
     if np.isnan(overall).all():
         return []
     room = max(1, BARS // (1 + len(spread)))
-    kept = weakest(overall, min(MOST_CLASSES, ROWS * room))
+    kept = weakest(overall, ROWS * room)
     return [
         Row(title, [names[i] for i in part], {label: (mean[part], sd[part]) for label, (mean, sd) in spread.items()})
         for part in np.array_split(kept, math.ceil(len(kept) / room))

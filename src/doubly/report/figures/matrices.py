@@ -36,11 +36,13 @@ def confusion(results_by_method: ByMethod, path: Path, attack: str = "pgd") -> b
     columns = max(1, min({1: 1, 2: 2, 4: 2}.get(len(drawn), 3), int(LARGEST / size)))
     rows = math.ceil(len(drawn) / columns)
     with style(path):
-        figure = Figure(figsize=(columns * size + 2, rows * (size + 0.3) + 1.1), layout="constrained")
+        room = LETTER * max(map(len, names)) * _letters(names) / 10  # for the names at the left and below
+        figsize = (columns * size + room + 1.2, rows * (size + 0.3) + room + 0.5)
+        figure = Figure(figsize=figsize, layout="constrained")
         for place, (label, counts) in enumerate(drawn):
             axes = figure.add_subplot(rows, columns, place + 1)
             image = _matrix(axes, counts.sum(axis=0))
-            axes.set_title(short(label, int(size / LETTER)), loc="left", fontsize=10)
+            axes.set_title(short(label, int(0.85 * size / LETTER)), loc="left", fontsize=10)
             _name(axes, names, left=place % columns == 0, below=place + columns >= len(drawn))
         more = f"; {len(drawn)} of {len(matrices)} methods" if len(matrices) > len(drawn) else ""
         figure.supxlabel(f"answer {_under(results_by_method, attack)}{_seeds(drawn)}{more}", fontsize=10)
@@ -71,8 +73,8 @@ def _matrix(axes: Axes, counts: npt.NDArray[np.int64]) -> Any:
         for (row, column), count in np.ndenumerate(counts):
             if count:
                 red, green, blue, _ = MAP(shares[row, column] / 100)
-                # On a cell, not on the page: black and white, which the page leaves as they are.
-                colour = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else "black"
+                # On a cell, not on the page: colours that the page leaves as they are (black would not be written).
+                colour = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else "#111111"
                 axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=colour)
     return image
 
@@ -80,7 +82,11 @@ def _matrix(axes: Axes, counts: npt.NDArray[np.int64]) -> Any:
 def _name(axes: Axes, names: list[str], left: bool, below: bool) -> None:
     """Class names at the outer edges only, every second or third where they would overlap."""
     ticks = range(0, len(names), math.ceil(len(names) / NAMED))
-    size = 9 if len(names) <= COUNTED else 6
+    size = _letters(names)
     axes.set_xticks(ticks, [names[tick] for tick in ticks] if below else [""] * len(ticks), rotation=90, fontsize=size)
     axes.set_yticks(ticks, [names[tick] for tick in ticks] if left else [""] * len(ticks), fontsize=size)
     axes.tick_params(length=0)
+
+
+def _letters(names: list[str]) -> int:
+    return 9 if len(names) <= COUNTED else 6

@@ -12,7 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from doubly.report.figures.values import over_seeds
 
@@ -80,7 +80,7 @@ def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def log_if_wide(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:

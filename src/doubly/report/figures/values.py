@@ -17,7 +17,7 @@ ByMethod = Mapping[str, Sequence[RunResult]]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MOST_CLASSES = 40  # more names than this cannot be read side by side
+ALL_CLASSES, MOST_CLASSES = 50, 40  # up to so many are all drawn, of more only the weakest: names must be readable
 DAMAGE = (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, SyntaxError, MemoryError)
 
 
@@ -65,8 +65,9 @@ def class_accuracies(run: RunResult) -> Floats:
     return np.array([percent(entry["ra_pgd"]) for entry in run.evaluation["per_class"].values()])
 
 
-def weakest(accuracies: Floats, most: int = MOST_CLASSES) -> Ints:
+def weakest(accuracies: Floats, room: int = ALL_CLASSES) -> Ints:
     """The classes of least accuracy, in their own order; one that was not measured comes last."""
+    most = min(room, ALL_CLASSES if len(accuracies) <= ALL_CLASSES else MOST_CLASSES)
     return np.sort(np.argsort(accuracies, kind="stable")[:most])
 
 
