@@ -55,7 +55,7 @@ class Pool:
             "refused": Job(small(), folder / "refused"),
             "whole": Job(small(), folder / "whole"),
             "cut": Job(small(), folder / "cut"),
-            "trained": Job(small(seed=2), folder / "trained", evaluate=False),
+            "trained": Job(small(seed=2), folder / "trained", measure=None),
         }
         (folder / "refused").mkdir()
         (folder / "refused" / "letter.txt").write_text("dear diary")
@@ -111,7 +111,7 @@ def test_what_was_cut_is_resumed_to_the_same_bits(pool, same_bits, tiny):
 def test_a_job_that_is_only_trained_leaves_the_test_images_alone(pool):
     assert pool.jobs["trained"].epochs_done == 2
     assert not RunDir(pool.folder / "trained").evaluation.exists()
-    assert not replace(pool.jobs["trained"], evaluate=True).done
+    assert not replace(pool.jobs["trained"], measure=Measuring()).done
 
 
 def test_every_run_gets_a_line(pool):
@@ -128,11 +128,11 @@ def test_what_is_all_done_starts_no_process(pool, monkeypatch):
     assert contents(pool.folder) == before
 
 
-@pytest.mark.parametrize("evaluate", [True, False])
-def test_the_numbers_of_another_run_are_not_taken_for_those_of_this_one(pool, inline, evaluate):
+@pytest.mark.parametrize("measure", [Measuring(trust=False), None])
+def test_the_numbers_of_another_run_are_not_taken_for_those_of_this_one(pool, inline, measure):
     """The directory of a changed recipe, or of a search in another space."""
-    other = Job(small(optimiser=SGD(Constant(0.05))), pool.folder / "whole", evaluate)
-    assert Job(small(), pool.folder / "whole", evaluate).done and not other.done
+    other = Job(small(optimiser=SGD(Constant(0.05))), pool.folder / "whole", measure)
+    assert Job(small(), pool.folder / "whole", measure).done and not other.done
     said = run_jobs([other], 1, Console(file=StringIO()))[other.output]
     assert f"{other.output} was begun with another configuration (optimiser.lr" in said
 
