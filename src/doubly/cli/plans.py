@@ -118,11 +118,8 @@ class _Study:
             say(self.out, f"all {len(self.jobs)} runs are done")
             return 0
         whole = max(sum(each) / self.processes, *each)
-        say(
-            self.out,
-            f"{len(each)} of {len(self.jobs)} runs to do: about {duration(whole)} with {self.processes} jobs; passes of "
-            "a step are forward + backward, and AutoAttack is counted as if half of the images stood",
-        )
+        say(self.out, f"{len(each)} of {len(self.jobs)} runs to do: about {duration(whole)} with {self.processes} jobs")
+        say(self.out, "passes of a step: forward + backward; AutoAttack is counted as if half of the images stood")
         return 0
 
     def write_slurm(self, path: Path) -> int:
