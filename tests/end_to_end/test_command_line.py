@@ -90,6 +90,7 @@ def test_evaluation_json_has_the_promised_fields_as_fractions(evaluated):
     promised = {"sa", "ra_pgd", "ra_tail_30", "ra_tail_30_classes", "worst_class", "per_class", "confusion", "n"}
     margin = {"ra_margin", "ra_margin_tail_30", "ra_margin_tail_30_classes", "worst_class_ra_margin"}
     further = {"ra_worst_case", "tail", "intervals", "weights", "examples", "trust", "protocol", "schema", "epoch"}
+    further |= {"test_images", "command"}
     assert set(found) == promised | margin | further and found["schema"] == 2
     shown = promised | margin | {"intervals"}
     values = list(fractions({key: value for key, value in found.items() if key in shown}))

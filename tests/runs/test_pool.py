@@ -1,4 +1,6 @@
 import re
+import shutil
+import threading
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -55,7 +57,7 @@ class Pool:
             "refused": Job(small(), folder / "refused"),
             "whole": Job(small(), folder / "whole"),
             "cut": Job(small(), folder / "cut"),
-            "trained": Job(small(seed=2), folder / "trained", evaluate=False),
+            "trained": Job(small(seed=2), folder / "trained", measure=None),
         }
         (folder / "refused").mkdir()
         (folder / "refused" / "letter.txt").write_text("dear diary")
@@ -111,7 +113,7 @@ def test_what_was_cut_is_resumed_to_the_same_bits(pool, same_bits, tiny):
 def test_a_job_that_is_only_trained_leaves_the_test_images_alone(pool):
     assert pool.jobs["trained"].epochs_done == 2
     assert not RunDir(pool.folder / "trained").evaluation.exists()
-    assert not replace(pool.jobs["trained"], evaluate=True).done
+    assert not replace(pool.jobs["trained"], measure=Measuring()).done
 
 
 def test_every_run_gets_a_line(pool):
@@ -128,11 +130,11 @@ def test_what_is_all_done_starts_no_process(pool, monkeypatch):
     assert contents(pool.folder) == before
 
 
-@pytest.mark.parametrize("evaluate", [True, False])
-def test_the_numbers_of_another_run_are_not_taken_for_those_of_this_one(pool, inline, evaluate):
+@pytest.mark.parametrize("measure", [Measuring(trust=False), None])
+def test_the_numbers_of_another_run_are_not_taken_for_those_of_this_one(pool, inline, measure):
     """The directory of a changed recipe, or of a search in another space."""
-    other = Job(small(optimiser=SGD(Constant(0.05))), pool.folder / "whole", evaluate)
-    assert Job(small(), pool.folder / "whole", evaluate).done and not other.done
+    other = Job(small(optimiser=SGD(Constant(0.05))), pool.folder / "whole", measure)
+    assert Job(small(), pool.folder / "whole", measure).done and not other.done
     said = run_jobs([other], 1, Console(file=StringIO()))[other.output]
     assert f"{other.output} was begun with another configuration (optimiser.lr" in said
 
@@ -147,3 +149,98 @@ def test_a_damaged_configuration_is_a_sentence_too(tmp_path, inline):
 def test_no_processes_are_refused(tmp_path):
     with pytest.raises(UsageError, match="at least 1 process, got 0"):
         run_jobs([Job(small(), tmp_path)], 0, Console(file=StringIO()))
+
+
+def test_a_job_says_how_far_it_is(pool, tmp_path):
+    job = pool.jobs["whole"]
+    assert job.state == "done" and replace(job, output=tmp_path / "nowhere").state == "to do"
+    assert replace(job, measure=Measuring()).state == "trained, to measure"  # the panel of trust is missing
+    shutil.copytree(job.output, tmp_path / "cut")
+    RunDir(tmp_path / "cut").metrics.write_text(RunDir(job.output).metrics.read_text().splitlines()[0] + "\n")
+    RunDir(tmp_path / "cut").evaluation.unlink()
+    assert replace(job, output=tmp_path / "cut").state == "cut at epoch 1 of 2"
+
+
+@pytest.mark.parametrize(
+    ("asked", "attacks", "done"),
+    [
+        ({}, ("pgd",), True),
+        ({"images": 360}, ("pgd", "margin"), True),
+        ({"images": 10_000}, ("pgd", "margin"), True),  # there are no more than 360
+        ({"images": 359}, ("pgd", "margin"), False),
+        ({"trust": True}, ("pgd", "margin"), False),
+        ({}, ("pgd", "margin", "autoattack"), False),
+        ({}, ("pgd", "quick"), False),
+    ],
+)
+def test_what_was_measured_counts_if_it_is_what_is_asked_for(pool, asked, attacks, done):
+    how = replace(Measuring(trust=False), **asked)
+    assert replace(pool.jobs["whole"], measure=how, attacks=attacks).done == done
+
+
+def changed(job, folder, **changes):
+    """A copy of a job's directory whose evaluation.json says something else."""
+    shutil.copytree(job.output, folder)
+    write_json(RunDir(folder).evaluation, {**read_json(RunDir(folder).evaluation), **changes})
+    return replace(job, output=folder)
+
+
+def test_autoattack_counts_on_as_many_images(pool, tmp_path):
+    job = changed(pool.jobs["whole"], tmp_path / "run", ra_aa=0.1, autoattack={"n": 20})
+    job = replace(job, attacks=("pgd", "margin", "autoattack"))
+    wanted = [replace(job.measure, autoattack_images=n) for n in (20, 30, None)]
+    assert [replace(job, measure=how).done for how in wanted] == [True, False, False]
+    assert replace(job, attacks=("pgd",)).done  # more than is asked for
+
+
+@pytest.mark.parametrize(
+    ("changes", "done"),
+    [
+        ({"epoch": 1}, False),
+        ({"n": 100}, False),
+        ({"n": 100, "test_images": None}, True),  # of a time before that was written: believed
+        ({"protocol": {"attack": {"kind": "attack.pgd", "steps": 7}}}, False),
+        ({"protocol": "by hand"}, False),
+        ({"autoattack": None}, True),
+    ],
+)
+def test_an_evaluation_of_something_else_does_not_count(pool, tmp_path, changes, done):
+    assert changed(pool.jobs["whole"], tmp_path / "run", **changes).done == done
+
+
+def test_a_run_whose_data_lie_elsewhere_now_is_still_done(pool):
+    job = pool.jobs["whole"]
+    assert replace(job, run=replace(job.run, data=replace(job.run.data, root="/elsewhere"))).done
+
+
+def test_an_evaluation_that_was_stopped_goes_on(pool, tmp_path, inline, monkeypatch):
+    """Asked to stop while AutoAttack runs, the worker ends, and the next takes the chunks that are finished."""
+    shutil.copytree(pool.folder / "whole", tmp_path / "run")
+    how = Measuring(trust=False, images=20, autoattack_images=4, autoattack_chunk=2, compile="no")
+    job = replace(pool.jobs["whole"], output=tmp_path / "run", measure=how, attacks=("pgd", "margin", "autoattack"))
+    chunks = []
+
+    def ticking(watch, chunk, of, part, standing, left):
+        chunks.append(chunk)
+        if chunk == 1 and len(chunks) < 100:
+            chunks.extend([chunk] * 100)
+            raise Interrupted("stopped while measuring")
+
+    monkeypatch.setattr(pool_module._Stopping, "attack", ticking)
+    assert "stopped while measuring" in run_jobs([job], 1, Console(file=StringIO()))[job.output]
+    assert not job.done and 0 in chunks
+    chunks[:] = [None] * 100
+    assert run_jobs([job], 1, Console(file=StringIO())) == {}
+    assert job.done and 0 not in chunks and 1 in chunks
+    assert read_json(RunDir(job.output).evaluation)["autoattack"]["n"] == 4
+
+
+def test_a_pool_that_is_to_end_ends_what_measures(pool, monkeypatch):
+    event = threading.Event()
+    monkeypatch.setattr(pool_module, "_stopping", event)
+    watch = pool_module._Stopping()
+    watch.images(1, 2), watch.left(3.0)
+    event.set()
+    for call in (lambda: watch.images(1, 2), lambda: watch.left(None)):
+        with pytest.raises(Interrupted):
+            call()

@@ -88,7 +88,7 @@ def test_a_trial_is_the_point_on_each_holdout_and_never_evaluated(tmp_path):
     for trial, (point, jobs) in enumerate(zip(searched.candidates(), searched.jobs(), strict=True)):
         assert [job.output.name for job in jobs] == [f"trial-{trial:02d}-split-{split}" for split in (0, 1)]
         for split, job in enumerate(jobs):
-            assert with_changes(job.run, point) == job.run and job.evaluate is False
+            assert with_changes(job.run, point) == job.run and job.measure is None
             assert (job.run.data.holdout, job.run.data.split, job.run.seed) == (0.3, split, split)
             assert job.run.probe.every == job.run.epochs  # after the last epoch alone
 

@@ -343,46 +343,10 @@ _MEASURES = ("ra_pgd", "ra_tail_30", "sa")
 
 
 def reproduce(arguments: list[str]) -> int:
-    """Run a whole study and its report: doubly reproduce demo|digits|digits_done [--jobs 2]."""
-    import tyro
+    """Run a whole study and its report: doubly reproduce table1|…|figure6|cifar10|demo|digits [--scale small]."""
+    from doubly.cli.reproduce import reproduce as verb
 
-    @dataclass(frozen=True)
-    class Options:
-        """Plan the runs, skip what is done, resume what was cut, and end in tables and a page."""
-
-        study: Annotated[Literal["demo", "digits", "digits_done"], tyro.conf.Positional]
-        """demo: AT and DONE in minutes; digits: every method; digits_done: DONE against AT, ablated; an hour each"""
-        output: Path | None = None
-        """folder for the runs; runs/STUDY if not given"""
-        jobs: int = 2
-        """processes, each with its share of the cores"""
-        seeds: int = 3
-        """seeds per method, for the demo"""
-
-    options = parsed(Options, arguments, "reproduce")
-    output = options.output or Path("runs") / options.study
-    if options.study == "demo":
-        from doubly.recipes.demo import demo
-
-        page = demo(output, options.jobs, options.seeds, OUT)
-    else:
-        page = output / "results.md"
-        page.write_text(_study(options.study, output, options.jobs), encoding="utf-8")
-    OUT.print(f"runs: {output}\npage: {page}", highlight=False, markup=False, soft_wrap=True)
-    return 0
-
-
-def _study(name: str, output: Path, jobs: int) -> str:
-    """A study on digits, as Markdown."""
-    from doubly.report.study import comparison_markdown, study_markdown
-
-    if name == "digits_done":
-        from doubly.recipes.digits_study import study
-
-        return study_markdown(study(output, jobs, OUT))
-    from doubly.recipes.digits_comparison import comparison
-
-    return comparison_markdown(comparison(output, jobs, OUT))
+    return verb(arguments, OUT, ERR)
 
 
 def data(arguments: list[str]) -> int:

@@ -174,14 +174,15 @@ class _Watch:
         if seconds is not None and self.console.is_terminal:
             if self.ensemble is None:
                 self.ensemble = self.progress.add_task("AutoAttack", total=None)
-            self.progress.update(self.ensemble, description=f"AutoAttack, about {_duration(seconds)} left")
+            self.progress.update(self.ensemble, description=f"AutoAttack, about {duration(seconds)} left")
 
     def attack(self, chunk: int, of: int, part: str, standing: int, left: float | None) -> None:
-        rest = "" if left is None else f", about {_duration(left)} left"
+        rest = "" if left is None else f", about {duration(left)} left"
         self.say(f"chunk {chunk + 1} of {of}, {part}: {standing} stand{rest}")
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def duration(seconds: float) -> str:
+    for unit, length, until in (("s", 1, 90), ("min", 60, 5400)):
+        if seconds < until:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h" if seconds < 259_200 else f"{seconds / 86_400:.0f} days"

@@ -21,6 +21,8 @@ class Published(NamedTuple):
     test: int
     downloads: tuple[Download, ...]
     md5: Mapping[str, str]  # of the files that are read, by name
+    classes: int = 10
+    shape: tuple[int, int, int] = (3, 32, 32)
 
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
@@ -87,6 +89,7 @@ PUBLISHED: dict[str, Published] = {
             "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
             "meta": "7973b15100ade9c7d40fb424638fde48",
         },
+        classes=100,
     ),
     "svhn": Published("svhn", 73_257, 26_032, _plain(_SVHN, _SVHN_MD5, "svhn"), _SVHN_MD5),
     "stl10": Published(
@@ -106,6 +109,7 @@ PUBLISHED: dict[str, Published] = {
             "test_X.bin": "7f263ba9f9e0b06b93213547f721ac82",
             "test_y.bin": "36f9794fa4beb8a2c72628de14fa638e",
         },
+        shape=(3, 96, 96),
     ),
     "gtsrb": Published(
         "gtsrb",
@@ -132,9 +136,15 @@ PUBLISHED: dict[str, Published] = {
             ),
         ),
         {},  # its archives have checksums, the images in them none
+        classes=43,
     ),
-    "mnist": Published("mnist", 60_000, 10_000, _plain(_MNIST, _MNIST_MD5, "mnist"), _MNIST_MD5),
+    "mnist": Published("mnist", 60_000, 10_000, _plain(_MNIST, _MNIST_MD5, "mnist"), _MNIST_MD5, shape=(1, 28, 28)),
     "fashion_mnist": Published(
-        "fashion_mnist", 60_000, 10_000, _plain(_FASHION, _FASHION_MD5, "fashion_mnist"), _FASHION_MD5
+        "fashion_mnist",
+        60_000,
+        10_000,
+        _plain(_FASHION, _FASHION_MD5, "fashion_mnist"),
+        _FASHION_MD5,
+        shape=(1, 28, 28),
     ),
 }

@@ -86,7 +86,12 @@ class Section:
 
     @property
     def commands(self) -> list[str]:
-        return [_shell(run.environment["command"]) for run in self.comparison.runs if run.environment.get("command")]
+        """How the runs were trained and measured, each command once."""
+        runs = self.comparison.runs
+        typed = [
+            said for part in ("environment", "evaluation") for r in runs if (said := getattr(r, part).get("command"))
+        ]
+        return list(dict.fromkeys(map(_shell, typed)))
 
 
 def render(sections: Sequence[Section], overview: Sequence[Overview] = ()) -> str:

@@ -23,6 +23,7 @@ from doubly.evaluation.standing import Standing
 from doubly.rundir import read_json
 
 Compile = Literal["auto", "yes", "no"]
+STANDING = 0.5  # share of the images that may stand, for estimates
 WORTH = 180.0  # seconds of uncompiled work from which compiling, half a minute for a small network, pays
 RATES = {"cpu": 4e10, "cuda": 2e12}  # operations per second, roughly: counted and not timed, so that shards agree
 
@@ -136,7 +137,7 @@ class Ensemble:
             chunks.open()
             if chunks.finished(-(-images // self.chunk), self.attack.parts):
                 return Plain(model), begun  # nothing is left to do but to put it together
-        pays = 0.5 * images * work * _operations(model, x) / RATES.get(x.device.type, 2e12) > WORTH  # half may stand
+        pays = STANDING * images * work * _operations(model, x) / RATES.get(x.device.type, 2e12) > WORTH
         wanted = begun if begun is not None else (pays if self.compile == "auto" else self.compile == "yes")
         if not wanted:
             return Plain(model), False

@@ -31,6 +31,11 @@ def _commit() -> str | None:
         return None
 
 
+def command() -> str:
+    """What was typed."""
+    return shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "doubly"), *sys.argv[1:]])
+
+
 def environment(device: torch.device) -> dict[str, Any]:
     return {
         "doubly": doubly.__version__,
@@ -40,6 +45,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
-        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "doubly"), *sys.argv[1:]]),
+        "command": command(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -11,7 +11,7 @@ from doubly.rundir import RunDir, read_json
 from doubly.runs import checkpoint
 from doubly.runs.config import Run
 from doubly.runs.own_model import OwnModel, fill, without_initial_weights
-from doubly.runs.saved_config import from_json
+from doubly.runs.saved_config import difference, from_json, to_json
 from doubly.seeding import global_generators
 
 
@@ -23,6 +23,16 @@ def load_run(path: Path) -> Run:
     if not isinstance(run, Run):
         raise UsageError(f"{RunDir(path).config} does not describe a run")
     return run
+
+
+def other_configuration(path: Path, run: Run) -> str | None:
+    """How a run directory differs from this run, but for where its files are and how it is run; None if it does not."""
+    saved, config = to_json(load_run(path)), to_json(run)
+    for tree in (saved, config):
+        for name in ("device", "save_seconds"):
+            tree.pop(name, None)
+        tree["data"].pop("root", None)
+    return difference(saved, config)
 
 
 def trained_weights(path: Path, which: str) -> tuple[dict[str, Tensor], dict[str, Any], Path]:

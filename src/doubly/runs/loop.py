@@ -24,12 +24,12 @@ from doubly.runs.answers import answers
 from doubly.runs.build import load_splits
 from doubly.runs.config import Probe, Run
 from doubly.runs.environment import environment
-from doubly.runs.load import load_run
+from doubly.runs.load import other_configuration
 from doubly.runs.memory import forget_peak, peak_memory
 from doubly.runs.meter import Meter
 from doubly.runs.own_model import without_initial_weights
 from doubly.runs.passes import counted
-from doubly.runs.saved_config import difference, to_json
+from doubly.runs.saved_config import to_json
 from doubly.runs.standard_attacks import chosen
 from doubly.runs.training import Training
 from doubly.runs.warm_up import warmed
@@ -91,18 +91,12 @@ def _loaded(run: Run, watch: Watch) -> Splits:
 
 def _claim(run: Run, rundir: RunDir, resume: bool) -> None:
     """Make sure that the directory is free for this run, or already holds it."""
-    config, free_to_change = to_json(run), ("device", "save_seconds")
     if rundir.config.exists():
         if not resume:
             raise UsageError(
                 f"{rundir.path} already holds a run: add --resume to continue it, or choose another --output"
             )
-        saved = to_json(load_run(rundir.path))
-        for tree in (saved, config):
-            for name in free_to_change:
-                tree.pop(name, None)
-            tree["data"].pop("root", None)
-        changed = difference(saved, config)
+        changed = other_configuration(rundir.path, run)
         if changed:
             raise UsageError(
                 f"{rundir.path} was begun with another configuration ({changed}): resume it without that change"

@@ -1,20 +1,28 @@
 """Evaluation of a run directory on its test images, with its own protocol or another."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from doubly.data import Images
 from doubly.data.holdout import holdout
+from doubly.errors import UsageError
 from doubly.evaluation.result import EvalResult
+from doubly.evaluation.summary import KEYS
+from doubly.rundir import RunDir, read_json
 from doubly.runs.autoattack import Watch
 from doubly.runs.build import chosen_device, load_splits
 from doubly.runs.config import Run
+from doubly.runs.environment import command
 from doubly.runs.evaluation import Evaluation
 from doubly.runs.load import load_run, trained
 from doubly.runs.measuring import Measuring
 from doubly.runs.own_model import OwnModel
+from doubly.runs.saved_config import from_json
 from doubly.runs.standard_attacks import Attacks, chosen, pgd20
 from doubly.threat import NormBall
+
+_KEYS = {**KEYS, "autoattack": "ra_aa", "quick": "ra_apgd"}
 
 
 def evaluate_run(
@@ -52,8 +60,32 @@ def evaluate_run(
         _held(run, splits.train),
         watch or Watch(),
         about,
-        {"epoch": info["epoch"]},
+        {"epoch": info["epoch"], "test_images": len(splits.test), "command": command()},
     ).run()
+
+
+def measured(path: Path, run: Run, attacks: Sequence[str], how: Measuring) -> bool:
+    """Whether a run directory has these attacks on the network as trained, on as many images as asked for."""
+    try:
+        found = read_json(RunDir(path).evaluation)
+        keys = [_KEYS.get(name, f"ra_{name}") for name in attacks]
+        return (
+            found["epoch"] == run.epochs
+            and all(key in found for key in keys)
+            and from_json(found["protocol"]["attack"]) == run.probe.attack
+            and ("trust" in found or not how.trust)
+            and _as_many(found["n"], how.images, found.get("test_images"))
+            and ("ra_aa" not in keys or _as_many(found["autoattack"]["n"], how.autoattack_images, found["n"]))
+        )
+    except (UsageError, LookupError, TypeError, AttributeError):  # nothing there, or nothing that can be read
+        return False
+
+
+def _as_many(n: int, asked: int | None, there: int | None) -> bool:
+    """`there`: how many images there are, if the file says so; of an older one that asked for all, n is believed."""
+    if there is None:
+        return asked in (None, n)
+    return n == there if asked is None else n == min(asked, there)
 
 
 def _held(run: Run, train: Images) -> Images | None:

@@ -17,42 +17,62 @@ from rich.console import Console
 from rich.progress import Progress
 
 from doubly.errors import Interrupted, UsageError
-from doubly.rundir import RunDir, read_metrics
+from doubly.rundir import RunDir, is_run, read_metrics
+from doubly.runs.autoattack import Watch
 from doubly.runs.config import Run
-from doubly.runs.load import load_run
+from doubly.runs.load import other_configuration
 from doubly.runs.loop import train_run
-from doubly.runs.measure_run import evaluate_run
+from doubly.runs.measure_run import evaluate_run, measured
 from doubly.runs.measuring import Measuring
 from doubly.runs.progress import bar_columns
 from doubly.runs.saved_config import from_json, to_json
 from doubly.runs.signals import stop_on_signals
+
+# `doubly evaluate` asks the trust panel of the runs that matter.
+WITHOUT_TRUST = Measuring(trust=False)
 
 
 @dataclass(frozen=True)
 class Job:
     run: Run
     output: Path
-    evaluate: bool = True  # on the test images, once trained
+    measure: Measuring | None = WITHOUT_TRUST  # on the test images, once trained; None leaves them alone
+    attacks: tuple[str, ...] = ("pgd", "margin")
 
     @property
     def done(self) -> bool:
         """A directory that holds another run is not: its numbers are not those of this one."""
-        if not _holds(self.output, self.run):
+        if not self.holds:
             return False
-        if self.evaluate:
-            return RunDir(self.output).evaluation.exists()
-        return self.epochs_done == self.run.epochs
+        if self.measure is None:
+            return self.epochs_done == self.run.epochs
+        return measured(self.output, self.run, self.attacks, self.measure)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the directory has been begun, with this run."""
+        try:
+            return is_run(self.output) and self.conflict is None
+        except UsageError:  # nothing that can be read: the worker will say so
+            return False
+
+    @property
+    def conflict(self) -> str | None:
+        """How the run that the directory holds differs from this one, if it holds another."""
+        return other_configuration(self.output, self.run) if is_run(self.output) else None
 
     @property
     def epochs_done(self) -> int:
         return len(read_metrics(RunDir(self.output).metrics))
 
-
-def _holds(path: Path, run: Run) -> bool:
-    try:
-        return load_run(path) == run
-    except UsageError:  # nothing there, or nothing that can be read: the worker will say so
-        return False
+    @property
+    def state(self) -> str:
+        if self.done:
+            return "done"
+        if not self.holds:
+            return "to do"
+        epochs = self.epochs_done
+        return f"cut at epoch {epochs} of {self.run.epochs}" if epochs < self.run.epochs else "trained, to measure"
 
 
 def cores() -> int:
@@ -73,7 +93,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, console: Console) -> dict[Path
     stopping = context.Event()
     pinned = (max(1, cores() // processes), stopping)
     with stop_on_signals() as request, ProcessPoolExecutor(processes, context, _pin, pinned) as pool:
-        futures = {pool.submit(_work, to_json(job.run), job.output, job.evaluate): job for job in waiting}
+        futures = {pool.submit(_work, to_json(job.run), job.output, job.measure, job.attacks): job for job in waiting}
         _follow(futures, console, request)
         if request():
             stopping.set()  # the workers save where they are, and begin nothing more
@@ -93,18 +113,30 @@ def _pin(threads: int, stopping: Any) -> None:
     _stopping = stopping
 
 
-def _work(config: Any, output: Path, evaluate: bool) -> str | None:
+def _work(config: Any, output: Path, measure: Measuring | None, attacks: tuple[str, ...]) -> str | None:
     """In the worker: one job; a sentence if it failed, whatever it failed of."""
     if _stopping.is_set():
         return "not begun"
     try:
         with stop_on_signals():  # the parent decides, so that a Ctrl-C in the terminal is heard once
-            train_run(from_json(config), output, resume=True, stop=_stopping.is_set)
-        if evaluate:
-            evaluate_run(output, how=Measuring(trust=False))  # `doubly evaluate` asks that of the runs that matter
+            run: Run = from_json(config)
+            train_run(run, output, resume=True, stop=_stopping.is_set)
+            if measure is not None:
+                evaluate_run(output, attacks=attacks, root=run.data.root, how=measure, watch=_Stopping())
     except Exception as problem:  # one run that fails does not stop the others
         return f"{type(problem).__name__}: {problem}"
     return None
+
+
+class _Stopping(Watch):
+    """Ends an evaluation when the pool is to end: AutoAttack takes hours, and goes on from what it has written."""
+
+    def images(self, done: int, of: int) -> None:
+        if _stopping.is_set():
+            raise Interrupted("stopped while measuring")
+
+    def left(self, seconds: float | None) -> None:
+        self.images(0, 0)
 
 
 def _follow(futures: dict["Future[str | None]", Job], console: Console, stop: Callable[[], bool]) -> None:

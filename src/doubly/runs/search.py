@@ -61,7 +61,7 @@ class Search:
         data = replace(run.data, holdout=self.holdout, split=split)
         probe = replace(run.probe, every=run.epochs, size=10**6)
         run = replace(run, data=data, probe=probe, seed=split, save_seconds=600.0)
-        return Job(run, self.output / f"trial-{trial:02d}-split-{split}", evaluate=False)
+        return Job(run, self.output / f"trial-{trial:02d}-split-{split}", measure=None)
 
     def result(self) -> dict[str, Any]:
         """Read the trials and write search.json: the space, every score, and the winner."""

@@ -1,0 +1,121 @@
+"""doubly reproduce."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+
+from doubly.cli.options import parsed
+from doubly.cli.shown import say
+from doubly.errors import UsageError
+
+STUDIES = ("demo", "digits", "digits_done")
+FOR_PLANS = (
+    *("scale", "data_root", "methods", "images", "autoattack_images"),
+    *("no_autoattack", "commands", "slurm"),
+)
+
+
+def reproduce(arguments: list[str], out: Console, err: Console) -> int:
+    from doubly.recipes.plans import PLANS
+    from doubly.runs.saved_config import nearest
+
+    options = _options(arguments)
+    if options.study not in (*PLANS, *STUDIES):
+        raise UsageError(f"there is no study '{options.study}'{nearest(options.study, [*PLANS, *STUDIES])}")
+    if options.jobs < 1 or options.seeds < 1:
+        raise UsageError(f"jobs and seeds are at least 1, got {options.jobs} and {options.seeds}")
+    if options.study in STUDIES:
+        return _study(options, out)
+    from doubly.cli.plans import reproduce_plan
+
+    return reproduce_plan(options, out, err)
+
+
+def _options(arguments: list[str]) -> Any:
+    import tyro
+
+    @dataclass(frozen=True)
+    class Options:
+        """Plan the runs, skip what is done, resume what was cut, and end in tables and a page.
+
+        table1, …, table4, figure1, …, figure6: what the paper's table or figure takes; cifar10: our small study;
+        demo: AT and DONE on digits in minutes; digits: every method; digits_done: DONE against AT, an hour each."""
+
+        study: Annotated[str, tyro.conf.Positional]
+        """which"""
+        scale: str | None = None
+        """paper: its own settings, on a cluster; small: minutes per run on two cores. small if not given"""
+        seeds: int = 3
+        """seeds per method: 0, 1, …"""
+        jobs: int = 2
+        """processes, each with its share of the cores"""
+        methods: tuple[str, ...] = ()
+        """only these of the plan's methods"""
+        output: Path | None = None
+        """folder for the runs; runs/SCALE, which the plans share, or runs/STUDY if not given"""
+        data_root: str | None = None
+        """folder with the datasets' files"""
+        images: int | None = None
+        """measure on so many images, instead of what the scale says"""
+        autoattack_images: int | None = None
+        """AutoAttack on so many of them"""
+        no_autoattack: bool = False
+        """leave AutoAttack out"""
+        dry_run: bool = False
+        """show the runs, what is done of them, and how long the rest would take"""
+        commands: bool = False
+        """print a command per run that is not done, for a scheduler, and run nothing"""
+        slurm: Path | None = None
+        """write a SLURM array script of them, and run nothing"""
+
+    return parsed(Options, arguments, "reproduce")
+
+
+def _study(options: Any, out: Console) -> int:
+    """A study on digits, which has its own numbers."""
+    defaults = {name: (() if name == "methods" else False) for name in FOR_PLANS}
+    given = [name for name in FOR_PLANS if getattr(options, name) not in (defaults[name], None)]
+    if given:
+        flag = given[0].replace("_", "-")
+        raise UsageError(f"--{flag} is for tables and figures: {options.study} has its own numbers, leave it out")
+    output = options.output or Path("runs") / options.study
+    if options.dry_run:
+        for path in _runs_of_study(options.study, output, options.seeds):
+            say(out, str(path))
+        return 0
+    if options.study == "demo":
+        from doubly.recipes.demo import demo
+
+        page = demo(output, options.jobs, options.seeds, out)
+    else:
+        page = output / "results.md"
+        page.write_text(_digits(options.study, output, options.jobs, out), encoding="utf-8")
+    say(out, f"runs: {output}\npage: {page}")
+    return 0
+
+
+def _runs_of_study(name: str, output: Path, seeds: int) -> list[Path]:
+    from doubly.recipes import demo, digits_comparison, digits_study
+
+    if name == "demo":
+        return [job.output for job in demo.jobs(output, seeds)]
+    study: Any = digits_study if name == "digits_done" else digits_comparison
+    searches = study.searches(output)
+    trials = [job for search in searches.values() for trial in search.jobs() for job in trial]
+    rows = study.arms({name: {} for name in searches})  # what the searches will choose does not change the folders
+    return [job.output for job in (*trials, *(job for row in rows for job in row.jobs(output)))]
+
+
+def _digits(name: str, output: Path, jobs: int, out: Console) -> str:
+    """As Markdown."""
+    from doubly.report.study import comparison_markdown, study_markdown
+
+    if name == "digits_done":
+        from doubly.recipes.digits_study import study
+
+        return study_markdown(study(output, jobs, out))
+    from doubly.recipes.digits_comparison import comparison
+
+    return comparison_markdown(comparison(output, jobs, out))

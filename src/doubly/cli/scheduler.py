@@ -1,0 +1,72 @@
+"""The runs of a plan as commands of a shell, one per run, for a cluster's scheduler."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+# One task per run. A line that is done already takes a moment, or measures again with AutoAttack's finished chunks.
+SLURM = """\
+#!/bin/bash
+#SBATCH --job-name=doubly-{name}
+#SBATCH --array=0-{last}%{jobs}
+#SBATCH --cpus-per-task={threads}
+#SBATCH --time={time}
+#SBATCH --output={logs}/%x-%A-%a.log
+# {count} runs. A task that died or ran out of time goes on where it stopped when this script is submitted again; to
+# leave out what is done by then, have it written anew. In the end:
+# {report}
+set -euo pipefail
+export OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-{threads}}}"
+case "${{SLURM_ARRAY_TASK_ID:?submit this script with sbatch, or set it to the number of a run}}" in
+{cases}
+*) echo "there is no run $SLURM_ARRAY_TASK_ID: they are 0 to {last}" >&2; exit 2 ;;
+esac
+"""
+
+
+def command(job: Any, changes: Mapping[str, object]) -> str:
+    """Train, or go on, and then measure; `changes` are those of the recipe. Paths are whole, for any working folder."""
+    place, run, root = job.output.resolve(), job.run, job.run.data.root
+    data = [] if root is None else ["--data-root", root]
+    changed = [word for path, value in changes.items() for word in (f"--{path}", value)]
+    train = ["doubly", "train", run.name, "--seed", run.seed, *data, *changed, "--output", place, "--resume"]
+    measure = ["doubly", "evaluate", place, *data, *_how(job)]
+    return f"{_shell(train)} && {_shell(measure)}"
+
+
+def report_command(runs: Sequence[Path], output: Path) -> str:
+    return _shell(["doubly", "report", *(run.resolve() for run in runs), "--output", output.resolve()])
+
+
+def slurm(name: str, commands: Sequence[str], report: str, jobs: int, threads: int, seconds: float, logs: Path) -> str:
+    """An array script; `seconds` is what the longest run is estimated to take, and it is given twice that."""
+    hours = max(1, math.ceil(2 * seconds / 3600))
+    cases = "\n".join(f"{number}) {line} ;;" for number, line in enumerate(commands))
+    return SLURM.format(
+        name=name,
+        last=len(commands) - 1,
+        jobs=jobs,
+        threads=threads,
+        time=f"{hours // 24}-{hours % 24:02d}:00:00",
+        logs=str(logs.resolve()).replace(" ", r"\ "),
+        count=len(commands),
+        report=report,
+        cases=cases,
+    )
+
+
+def _how(job: Any) -> list[object]:
+    """The flags of `doubly evaluate`; what is the default needs none."""
+    words: list[object] = []
+    for each in fields(job.measure):
+        value = getattr(job.measure, each.name)
+        if value != each.default:
+            words += [f"--{each.name.replace('_', '-')}", value]
+    return [*words, *(["--autoattack"] if "autoattack" in job.attacks else [])]
+
+
+def _shell(words: Sequence[object]) -> str:
+    return shlex.join([str(word) for word in words])
