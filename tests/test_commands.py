@@ -11,7 +11,7 @@ import runpy
 import shlex
 import shutil
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from doubly.cli import VERBS, main
 from doubly.rundir import read_json
@@ -31,29 +32,33 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 TINY = "--epochs 1 --method.attack.steps 1 --probe.attack.steps 1 --probe.size 20 --threads 1 --device cpu"
 CHEAP = {
     "train": TINY,
+    "train cifar10.at": f"{TINY} --set model=model.small_cnn",  # a ResNet-18
     "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk 2 --compile no --jobs 1 --device cpu",
     "compare": "--resamples 20",
     "search": "--trials 1 --splits 1 --jobs 1 --space space.json",
 }
 READ_RUNS = {"evaluate", "compare", "report", "export"}  # verbs whose arguments runs/NAME must be there before
-INSTEAD = {  # what is not run: the function -> what stands in for it. The tests of the studies run them, small.
-    "doubly.recipes.digits_study.study": lambda *_: read_json(ROOT / "docs" / "results" / "digits.json"),
-    "doubly.recipes.digits_comparison.comparison": lambda *_: read_json(
-        ROOT / "docs" / "results" / "digits_comparison.json"
-    ),
+INSTEAD = {  # hours: the function -> the results that stand in for it. tests/recipes runs the studies, small.
+    "doubly.recipes.digits_study.study": "digits.json",
+    "doubly.recipes.digits_comparison.comparison": "digits_comparison.json",
 }
 ELSEWHERE = {  # commands that are not doubly's, and where they are run
     "make check": "by .ci/run",
     "make test": "by .ci/run, of which this is a part",
-    "make test-all": "by hand before a release: make test and the slow ones",
     "make format": "by hand: it changes files, and make check fails where it would",
     "make demo": "tests/recipes/test_demo.py, with fewer seeds and epochs",
     "pip install .": "by the Makefile, before any test",
-    "pip install torchopt==0.7.3": "by hand: a peer, for one benchmark",
 }
 # Benchmarks take minutes: their --help is run, or they are compiled where they take no options. test_examples.py runs
 # the examples.
 SCRIPT = re.compile(r"python ((?:benchmarks|examples)/\w+\.py)(.*)")
+
+RECIPES = [
+    "stl10.at",
+    "digits.done_gd",
+    "digits.done_fast",
+    "digits.at --set data.source=dataset.folder",
+]  # whose flags
 
 FENCED = re.compile(r"^(```|~~~)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:\$ )?(?:[A-Z_]+=\S+ )*((?:doubly|make|python|pip) .*)")
@@ -101,8 +106,8 @@ def called(*words):
 
 @cache
 def flags(*verb):
-    """Every flag of a verb; train's depend on the recipe, and digits.imbalanced.done_pgd has the most."""
-    asked = [verb, ("train", "digits.imbalanced.done_pgd")] if verb == ("train",) else [verb]
+    """Every flag of a verb; train's depend on the recipe."""
+    asked = [verb, *((*verb, *recipe.split()) for recipe in RECIPES)] if verb == ("train",) else [verb]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
         return {flag for words in asked for flag in FLAG.findall(called(*words, "--help")[1])}
@@ -135,29 +140,25 @@ def prepared(tmp_path_factory, inline):
             Image.fromarray(draw.integers(0, 256, (36, 40, 3), dtype=np.uint8)).save(place)
     quick_start = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
     (folder / "mynet.py").write_text(re.search(r"```python\n(# mynet\.py\n.*?)```", quick_start, re.DOTALL)[1])
+    build = runpy.run_path(str(folder / "mynet.py"))["build"]
+    save_file(build(10).state_dict(), folder / "net.safetensors")
+    save_file(build(3).state_dict(), folder / "mynet.safetensors")
     (folder / "space.json").write_text('{"epochs": [1]}')
     with contextlib.chdir(folder):
         small = f"{TINY} --model.width 4".split()
         for words in (
             ["train", "digits.imbalanced.at", *small, "--data.holdout", "0.2", "--output", "run"],
             ["evaluate", "run", *CHEAP["evaluate"].split()],
-            [
-                "train",
-                "cifar10.small.at",
-                *TINY.split(),
-                "--data-root",
-                "data",
-                "--model",
-                "mynet:build",
-                "--output",
-                "n",
-            ],
-            ["export", "n", "--output", "net.safetensors"],
             ["data", "imbalance", "cifar10", "--ratio", "0.2", "--data-root", "data", "--output", "imbalanced"],
         ):
             code, said = called(*words)
             assert code == 0, said
     return folder
+
+
+def stored(results, output, *_):
+    output.mkdir(parents=True)
+    return read_json(ROOT / "docs" / "results" / results)
 
 
 @pytest.fixture
@@ -166,8 +167,8 @@ def folder(prepared, tmp_path, monkeypatch):
     shutil.copytree(prepared, place)
     monkeypatch.chdir(place)
     monkeypatch.setenv("DOUBLY_CACHE", str(place / "data"))
-    for function, instead in INSTEAD.items():
-        monkeypatch.setattr(function, instead)
+    for function, results in INSTEAD.items():
+        monkeypatch.setattr(function, partial(stored, results))
     threads = torch.get_num_threads()
     yield place
     torch.set_num_threads(threads)
@@ -230,7 +231,7 @@ def test_a_flag_that_is_named_by_itself_exists():
         for code in re.findall(r"`(--[a-z][^`\n]*)`", FENCED.sub("", page.read_text(encoding="utf-8")))
         for flag in FLAG.findall(code)
     ]
-    assert len(named) > 30 and [(page, flag) for page, flag in named if flag not in known] == []
+    assert len(named) > 30 and {(page, flag) for page, flag in named if flag not in known} == set()
 
 
 def test_what_would_be_missed_is_found():

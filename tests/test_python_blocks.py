@@ -21,9 +21,16 @@ def blocks(page):
 def context():
     """What the pages speak of without making it: images, a network, a dataset, a place in training."""
     random = torch.Generator().manual_seed(0)
-    x, y = torch.rand(40, 3, 8, 8, generator=random), torch.arange(40) % 10
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
-    images = {"x": x, "y": y, "x_test": x[:10], "y_test": y[:10], "dataset": list(zip(x, y.tolist(), strict=True))}
+    # 3072 pixels: an attack then breaks this network at once, and AutoAttack has nothing left to do.
+    x, y = torch.rand(40, 3, 32, 32, generator=random), torch.arange(40) % 10
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    images = {
+        "x": x[:30],
+        "y": y[:30],
+        "x_test": x[30:],
+        "y_test": y[30:],
+        "dataset": list(zip(x, y.tolist(), strict=True)),
+    }
     ours = {"Batch": Batch, "Moment": Moment, "DONE": DONE, "PGD": PGD, "LinfBall": LinfBall}
     method = AT(PGD(LinfBall(0.1), steps=1))
     return images | ours | {"model": model, "network": model, "method": method, "epoch": 0, "step": 0, "progress": 0.0}
