@@ -83,6 +83,19 @@ def broken_links(page, text):
     return broken
 
 
+def reached(page, seen):
+    """The pages that links lead to from this one, itself among them."""
+    seen.add(page)
+    for target in ("".join(groups).partition("#")[0] for groups in LINK.findall(CODE.sub("", page.read_text("utf-8")))):
+        if target.endswith(".md") and (other := (page.parent / target).resolve()) in PAGES and other not in seen:
+            reached(other, seen)
+    return seen
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    assert set(PAGES) - reached(ROOT / "README.md", set()) == set()
+
+
 @each_page
 def test_every_name_exists(page):
     assert unknown_names(page.read_text(encoding="utf-8")) == []
