@@ -35,9 +35,12 @@ CHEAP = {
     "train cifar10.at": f"{TINY} --set model=model.small_cnn",  # a ResNet-18
     "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk 2 --compile no --jobs 1 --device cpu",
     "compare": "--resamples 20",
+    "reproduce": "--jobs 1",
+    "reproduce table1": "--dry-run --methods at --seeds 1",
+    "reproduce table1 --scale paper": "--methods at --seeds 1",
     "search": "--trials 1 --splits 1 --jobs 1 --space space.json",
 }
-READ_RUNS = {"evaluate", "compare", "report", "export"}  # verbs whose arguments runs/NAME must be there before
+READ_RUNS = {"evaluate", "compare", "report", "export", "watch"}  # verbs whose arguments runs/NAME must be there before
 INSTEAD = {  # hours: the function -> the results that stand in for it. tests/recipes runs the studies, small.
     "doubly.recipes.digits_study.study": "digits.json",
     "doubly.recipes.digits_comparison.comparison": "digits_comparison.json",
@@ -48,6 +51,7 @@ ELSEWHERE = {  # commands that are not doubly's, and where they are run
     "make format": "by hand: it changes files, and make check fails where it would",
     "make demo": "tests/recipes/test_demo.py, with fewer seeds and epochs",
     "pip install .": "by the Makefile, before any test",
+    "pip install 'doubly[tensorboard]'": "by the Makefile, as a part of the extra dev",
 }
 # Benchmarks take minutes: their --help is run, or they are compiled where they take no options. test_examples.py runs
 # the examples.
@@ -55,7 +59,7 @@ SCRIPT = re.compile(r"python ((?:benchmarks|examples)/\w+\.py)(.*)")
 
 RECIPES = [
     "stl10.at",
-    "digits.done_gd",
+    "digits.imbalanced.done_gd",
     "digits.done_fast",
     "digits.at --set data.source=dataset.folder",
 ]  # whose flags

@@ -51,7 +51,7 @@ def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
             "weights",
             "Weights that KL-DRO gives to the test images",
             "Middle half and 5 to 95 % of each class; the line is the paper's threshold of 0.001.",
-            partial(figures.weights, methods),
+            partial(figures.weights, _few(methods)),
         ),
         (
             "margin",
@@ -80,6 +80,12 @@ def _drawn(wanted: Sequence[tuple[str, str, str, Draw]], stem: Path) -> list[Pic
         if draw(path):
             found.append(Picture(title, about, path.with_name(f"{path.name}.svg")))
     return found
+
+
+def _few(methods: figures.ByMethod) -> figures.ByMethod:
+    """AT and the variants of DONE, where they are; the others else."""
+    found = {label: runs for label, runs in methods.items() if label == "AT" or label.startswith("DONE")}
+    return found if len(found) > 1 else methods
 
 
 def _looked_into(comparison: Comparison) -> RunResult:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from doubly.report.collect import RunResult
-from doubly.report.figures.style import curve, finish, log_if_wide, logarithmic, style
+from doubly.report.figures.style import curve, finish, logarithmic, style
 from doubly.report.figures.values import ByMethod, attack_of, named, percent
 from doubly.report.protocol import attack_name
 
@@ -83,16 +83,16 @@ def _panels(attack: str) -> dict[str, Value]:
 
 
 def _series(run: RunResult, value: Value) -> dict[int, float]:
-    found = {row["epoch"]: value(row) for row in run.metrics}
+    found = {row["epoch"] + 1: value(row) for row in run.metrics}  # people count from one
     return {epoch: number for epoch, number in found.items() if number is not None and np.isfinite(number)}
 
 
 def _scale(axes: Axes, title: str, values: list[float]) -> None:
-    """r falls by powers of ten, and so do many learning rates."""
+    """r falls by powers of ten. A learning rate that ends near zero would fill a logarithmic axis with its end."""
     if title == "r" and min(values) > 0:
         logarithmic(axes, "y", min(values), max(values))
     elif title == "learning rate":
-        log_if_wide(axes, "y", values)
+        axes.set_ylim(bottom=0)
 
 
 def _points(run: RunResult, key: str, scale: int) -> dict[float, float]:

@@ -28,7 +28,7 @@ PANELS = 3
 POINTS = 2000
 THRESHOLD = 0.001  # the paper's
 LEAST = 1e-9  # smaller weights are drawn here: on a logarithmic axis nothing is zero
-NORMALISED = {"batch": "adding up to 1 in a batch of {batch}", "all": "adding up to 1", "mean_one": "of mean 1"}
+NORMALISED = {"batch": "sum 1 in a batch of {batch}", "all": "sum 1", "mean_one": "of mean 1"}
 Entry = Mapping[str, Any]
 
 
@@ -58,7 +58,7 @@ def weights(results_by_method: ByMethod, path: Path, r: float | None = None) -> 
         more = f"; {len(shown)} of {len(methods)} methods" if len(methods) > len(shown) else ""
         figure.supxlabel(f"class and its robust accuracy under {attack_of(runs)}{weak}{more}", fontsize=10)
         normalised = NORMALISED.get(first.get("normalise", ""), "").format(batch=first.get("batch", "?"))
-        figure.supylabel(f"weight, {normalised}" if normalised else "weight", fontsize=10)
+        figure.supylabel(f"weight,\n{normalised}" if normalised else "weight", fontsize=10)
         return finish(figure, panels, path)
 
 
