@@ -10,10 +10,10 @@ demo: $(READY)  ## train AT and DONE on digits, evaluate, print the table, write
 	$(BIN)/doubly reproduce demo --output runs/demo
 
 test: $(READY)  ## the tests, under ten minutes on two cores
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-all: $(READY)  ## with the slow ones
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -n auto --dist loadfile -m ""
 
 check: $(READY)  ## formatting, lint, types, import directions
 	$(BIN)/ruff format --check .

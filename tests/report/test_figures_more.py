@@ -97,7 +97,7 @@ def test_weights_name_r_and_normalisation(run, tmp_path):
     assert figures.weights({"DONE": [known, known]}, tmp_path / "weights")
     text = words(tmp_path / "weights.svg")
     share = 100 * run.evaluation["per_class"]["cat"]["ra_pgd"]
-    for expected in ("DONE, r = 1", "weight, adding up to 1 in a batch of 128", "cat", f"{share:.0f} %", "0.001"):
+    for expected in ("DONE, r = 1", "sum 1 in a batch of 128", "cat", f"{share:.0f} %", "0.001"):
         assert expected in text
     assert not figures.weights({"DONE": [known]}, tmp_path / "x", r=0.1)
     assert not figures.weights({"DONE": [run]}, tmp_path / "x")

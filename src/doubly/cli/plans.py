@@ -105,7 +105,7 @@ class _Study:
     def show(self) -> int:
         """The plan, and how long it would take."""
         estimates = dict(zip((job.output for job in self.waiting), self.estimates(), strict=True))
-        columns = Column("run", overflow="fold"), "state", "passes", "train", "measure"
+        columns = Column("run", no_wrap=True), "state", "passes", "train", "measure"
         table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
         for job in self.jobs:
             found = estimates.get(job.output)
