@@ -9,6 +9,7 @@ from doubly.report import figures
 from doubly.report.collect import Comparison, RunResult
 
 Draw = Callable[[Path], bool]
+WIDE = ("per_class", "confusion", "weights", "curves")
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Picture:
     title: str
     about: str
     path: Path
+    wide: bool = False  # takes the whole width of the page
 
 
 def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
@@ -36,10 +38,10 @@ def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
             partial(figures.epsilon_curve, methods),
         ),
         (
-            "curves",
-            "Training",
-            "Over the epochs; bands of one sd over seeds. Accuracies are of a probe of the test images.",
-            partial(figures.learning_curves, methods),
+            "margin",
+            "Weight against margin",
+            f"One point per test image, {whose}.",
+            partial(figures.weight_against_margin, run),
         ),
         (
             "confusion",
@@ -54,10 +56,10 @@ def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
             partial(figures.weights, _few(methods)),
         ),
         (
-            "margin",
-            "Weight against margin",
-            f"One point per test image, {whose}.",
-            partial(figures.weight_against_margin, run),
+            "curves",
+            "Training",
+            "Over the epochs; bands of one sd over seeds. Accuracies are of a probe of the test images.",
+            partial(figures.learning_curves, methods),
         ),
         ("hard", "Hardest images", f"Largest weights, {whose}.", partial(figures.gallery, run, which="hard")),
         ("easy", "Easiest images", f"Smallest weights, {whose}.", partial(figures.gallery, run, which="easy")),
@@ -78,7 +80,7 @@ def _drawn(wanted: Sequence[tuple[str, str, str, Draw]], stem: Path) -> list[Pic
     for name, title, about, draw in wanted:
         path = stem.with_name(f"{stem.name}-{name}")
         if draw(path):
-            found.append(Picture(title, about, path.with_name(f"{path.name}.svg")))
+            found.append(Picture(title, about, path.with_name(f"{path.name}.svg"), name in WIDE))
     return found
 
 
