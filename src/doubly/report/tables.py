@@ -1,7 +1,7 @@
 """Tables of methods: the paper's numbers and what they cost, mean ± sd over seeds, the best of each column marked."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from doubly.report.collect import Comparison, RunResult, ensemble, mean_sd
@@ -9,6 +9,7 @@ from doubly.report.paper import TABLES, printed
 from doubly.report.protocol import describe
 
 ACCURACIES = {"sa": "SA", "ra_pgd": "RA-PGD", "ra_tail_30": "RA-Tail-30", "ra_aa": "RA-AA"}
+FURTHER = {"ra_margin": "RA-margin", "ra_margin_tail_30": "margin tail"}  # not the paper's: a check on RA-PGD
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def table(comparison: Comparison) -> Table:
     """Everything about one setting: accuracies, worst class, cost."""
     columns: dict[Column, list[Cell]] = {Column("method", None): [Cell(label) for label in comparison.methods]}
     columns |= _accuracies(comparison)
+    columns |= {replace(c, optional=True): cells for c, cells in _accuracies(comparison, FURTHER).items()}
     runs = comparison.methods.values()
     columns[Column("worst class")] = [_worst(group) for group in runs]
     columns[Column("seconds", min, optional=True)] = [_known([run.seconds for run in group], 0) for group in runs]
@@ -158,10 +160,10 @@ def _about_machines(comparison: Comparison) -> list[str]:
     return [f"The runs differ in {' and '.join(differing)}: their seconds do not compare."] if differing else []
 
 
-def _accuracies(comparison: Comparison) -> dict[Column, list[Cell]]:
+def _accuracies(comparison: Comparison, metrics: Mapping[str, str] = ACCURACIES) -> dict[Column, list[Cell]]:
     return {
         Column(name): [_accuracy(key, label, runs) for label, runs in comparison.methods.items()]
-        for key, name in ACCURACIES.items()
+        for key, name in metrics.items()
         if any(key in run.evaluation for run in comparison.runs)
     }
 
