@@ -21,6 +21,8 @@ found.before = shown(0);
 column("RA-PGD").click(); found.falling = shown(2);
 column("RA-PGD").click(); found.rising = shown(2);
 column("method").click(); column("method").click(); found.names = shown(0);
+const last = () => { column("seconds").click(); return shown(0).at(-1); };
+found.missing = [last(), last()];
 document.querySelector(".zoom").click();
 found.open = document.querySelector("dialog").open;
 const wide = () => document.querySelector("dialog svg").getBoundingClientRect().width, first = wide();
@@ -34,9 +36,11 @@ LISTEN = "<script>window.faults = []; addEventListener('error', event => window.
 
 @pytest.fixture
 def page(make_run, tmp_path):
-    for name, robust in (("at", 0.4), ("done_pgd", 0.7), ("trades", 0.55)):
+    for name, robust in (("at", 0.4), ("done_pgd", 0.7), ("trades", 0.55), ("mail", 0.5)):
         for seed in (0, 1):
             path = make_run(f"digits.imbalanced.{name}", seed=seed, robust=robust, classes=["<b>x</b>", "y" * 90, "z"])
+            if name == "mail":
+                (path / "metrics.jsonl").unlink()  # so it has no seconds
     return write_report([path.parent], tmp_path / "out")
 
 
@@ -53,7 +57,8 @@ def test_the_page_works_in_a_browser(page, tmp_path, width, dark):
     (told,) = re.findall(r'data-found="([^"]*)"', ran.stdout)
     found = json.loads(told.replace("&quot;", '"'))
     assert found["errors"] == [] and found["sideways"] <= 0
-    assert found["before"] == ["AT", "DONE-PGD", "TRADES"] == found["names"]
+    assert found["before"] == ["AT", "DONE-PGD", "MAIL", "TRADES"] == found["names"]
     order = [float(cell.split()[0]) for cell in found["falling"]]
-    assert order == sorted(order, reverse=True) and found["rising"] == found["falling"][::-1] and len(set(order)) == 3
+    assert order == sorted(order, reverse=True) and found["rising"] == found["falling"][::-1] and len(set(order)) == 4
+    assert found["missing"] == ["MAIL", "MAIL"]  # last, whichever way
     assert found["open"] and found["closed"] and found["grown"] > 1.2

@@ -42,6 +42,44 @@ def test_a_broken_run_is_named(make_run, file, content, message):
         collect([path])
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("evaluation.json", "ra_pgd", None),
+        ("evaluation.json", "worst_class", "cat"),
+        ("evaluation.json", "worst_class", {"name": "cat"}),
+        ("evaluation.json", "per_class", ["cat"]),
+        ("evaluation.json", "per_class", {"cat": 1}),
+        ("evaluation.json", "protocol", "PGD"),
+        ("evaluation.json", "curve", []),
+        ("evaluation.json", "autoattack", None),
+        ("config.json", "seed", "x"),
+    ],
+)
+def test_a_field_of_another_kind_is_refused_in_one_sentence(make_run, file, key, value):
+    path = make_run()
+    write_json(path / file, read_json(path / file) | {key: value})
+    with pytest.raises(UsageError, match=file):
+        collect([path])
+
+
+@pytest.mark.parametrize("row", ['{"loss": 1.0}', '{"epoch": 0, "probe": null}', '{"epoch": 0, "seconds": "x"}'])
+def test_a_row_of_metrics_of_another_kind_is_refused(make_run, row):
+    path = make_run(epochs=0)
+    (path / "metrics.jsonl").write_text(f"{row}\n")
+    with pytest.raises(UsageError, match="line 1"):
+        collect([path])
+
+
+def test_other_training_data_and_another_tail_are_kept_apart(make_run):
+    runs = [make_run(data={"imbalance": {"ratio": ratio}, "root": str(ratio)}) for ratio in (0.2, 0.7)]
+    assert [c.apart for c in compare(collect(runs))] == [("data.imbalance.ratio",)] * 2
+    tailed = make_run("digits.at"), make_run("digits.mail")
+    tail = {"share": 0.3, "rounding": "floor"}
+    write_json(tailed[1] / "evaluation.json", read_json(tailed[1] / "evaluation.json") | {"tail": tail})
+    assert [c.apart for c in compare(collect(tailed))] == [("tail.rounding",)] * 2
+
+
 def test_an_unknown_schema_is_refused(make_run):
     path = make_run()
     write_json(path / "evaluation.json", read_json(path / "evaluation.json") | {"schema": 99})

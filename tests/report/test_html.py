@@ -67,3 +67,24 @@ def test_no_runs_write_nothing(tmp_path):
     with pytest.raises(UsageError):
         write_report([tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_no_two_sections_share_a_picture(make_run, tmp_path):
+    runs = [make_run("exp-2.at", classes=["x1", "x2"]), *(make_run("exp.at", classes=[f"{c}1", f"{c}2"]) for c in "ab")]
+    page = write_report(runs, tmp_path / "out").read_text(encoding="utf-8")
+    assert len(list((tmp_path / "out" / "figures").glob("*-per_class.png"))) == 3
+    drawn = [svg for svg in page.split("<svg")[1:] if ">a1</" in svg or ">b1</" in svg or ">x1</" in svg]
+    assert drawn and all(sum(f">{name}1</" in svg for name in "abx") == 1 for svg in drawn)
+
+
+def test_a_second_report_leaves_no_picture_of_the_first(make_run, tmp_path):
+    write_report([make_run("one.at")], tmp_path / "out")
+    write_report([make_run("two.at")], tmp_path / "out")
+    assert {path.name.split(".")[0].split("-")[0] for path in (tmp_path / "out" / "figures").iterdir()} == {"two"}
+
+
+def test_half_a_character_does_not_stop_the_page(make_run, tmp_path):
+    path = make_run()
+    text = (path / "config.json").read_text().replace("digits", "d\\udc80")
+    (path / "config.json").write_text(text)
+    assert write_report([path], tmp_path / "out").is_file()

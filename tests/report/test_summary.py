@@ -20,7 +20,7 @@ def said(make_run, **tails):
         (
             {"at": [0.29], "done_pgd": [0.41], "done_gd": [0.35]},
             "DONE-PGD",
-            "41 % of attacks, up from 29 % with AT (one seed)",
+            "41 % of attacks, up from 29 % with AT (one seed of DONE-PGD and AT)",
         ),
         ({"at": [0.28, 0.3], "done_pgd": [0.4, 0.42]}, "DONE-PGD", "41 % of attacks, up from 29 % with AT"),
         ({"at": [0.41], "done_pgd": [0.29]}, "DONE-PGD", "29 % of attacks, fewer than the 41 % with AT"),
@@ -48,3 +48,12 @@ def test_what_autoattack_leaves_of_it_is_said(make_run):
         write_json(path / "evaluation.json", kept)
     text = sentence(compare(collect([path.parent]))[0]).replace("\u00a0", " ")
     assert text.endswith(" Under AutoAttack all classes together hold in 35 %, with AT in 45 %.")
+
+
+def test_a_suspicious_winner_is_called_so(make_run):
+    for name, tail in (("at", 0.3), ("gairat", 0.5)):
+        path = make_run(f"digits.{name}")
+        kept = read_json(path / "evaluation.json") | {"ra_tail_30": tail, "trust": {"verdict": "suspicious"}}
+        write_json(path / "evaluation.json", kept)
+    text = sentence(compare(collect([path.parent]))[0])
+    assert text.endswith(" Numbers of GAIRAT under PGD are suspicious: see below.")

@@ -134,7 +134,38 @@ def test_autoattack_has_its_column_and_says_on_how_many_images(make_run):
     place = [column.name for column in made.columns].index("RA-AA")
     assert [row[place].text for row in made.rows] == ["40.0", "-"]
     assert "on n = 200 of the images (pyautoattack 9)" in made.notes[1]
-    assert made.notes[2] == "RA-AA is AT of 1 of 2 seeds, DONE-PGD of 0 of 1 seeds."
+    assert made.notes[2] == "RA-AA is of some seeds only: AT 1 of 2, DONE-PGD 0 of 1."
+
+
+def test_unequal_training_is_said(make_run):
+    runs = [make_run(epochs=2), make_run("digits.imbalanced.done_pgd", epochs=6)]
+    assert "The rows differ in epochs (AT: 2, DONE-PGD: 6)." in tables.table(compare(collect(runs))[0]).notes
+
+
+def test_a_run_measured_before_its_end_is_said_and_so_is_an_unfinished_line(make_run):
+    path = make_run()
+    write_json(path / "evaluation.json", read_json(path / "evaluation.json") | {"epoch": 2})
+    with (path / "metrics.jsonl").open("a") as stream:
+        stream.write('{"epoch": 6, "lo')
+    notes = tables.table(compare(collect([path]))[0]).notes
+    assert "AT, seed 0, was measured after epoch 2 of 6." in notes
+    assert any("unfinished last line" in note for note in notes)
+
+
+def test_a_shared_machine_is_said(make_run):
+    path = make_run()
+    append_metrics(RunDir(path), {"epoch": 6, "seconds": 500.0})
+    assert "1 of 1 runs an epoch took over twice" in tables.table(compare(collect([path]))[0]).notes[-1]
+
+
+def test_nothing_steers_a_terminal_or_a_spreadsheet(make_run):
+    path = make_run(classes=["\x1b[2J", "=1+1"])
+    made = tables.table(compare(collect([path]))[0])
+    console = Console(file=io.StringIO(), width=200)
+    forms.show([made], console)
+    assert "\x1b" not in console.file.getvalue()
+    worst = next(iter(csv.DictReader(io.StringIO(forms.csv([made])))))["worst class of"]
+    assert not worst.startswith("=")
 
 
 def test_machines_that_differ_are_said(make_run):
@@ -152,12 +183,13 @@ def test_machines_that_differ_are_said(make_run):
 def papers(path, ratio=None, **changes):
     """Make the run one of the paper's setting, as far as its files say."""
     radius = {"kind": "threat.linf", "radius": 8 / 255}
-    attack = {"kind": "attack.pgd", "threat": radius, "steps": 20}
+    attack = {"kind": "attack.pgd", "threat": radius, "steps": 20, "start": "uniform", "restarts": 1}
+    attack["rule"] = {"kind": "step.sign", "size": 2 / 255}
     imbalance = {"kind": "imbalance.step", "ratio": ratio} if ratio else {"kind": "imbalance.balanced"}
     config = {
         "data": {"source": {"kind": "dataset.cifar10"}, "imbalance": imbalance, "holdout": 0.0, "train_images": None},
         "model": {"kind": "model.resnet18"},
-        "method": {"attack": {"threat": radius}},
+        "method": {"attack": {"threat": radius, "steps": 10}},
         "probe": {"attack": attack},
         "epochs": 60,
         "batch": 128,
@@ -174,6 +206,9 @@ def test_the_papers_numbers_stand_beside_ours_where_the_setting_is_the_same(make
     for other in ({"epochs": 30}, {"batch": 64}, {"model": {"kind": "model.narrow_resnet"}}):
         made = tables.table(compare(collect([papers(make_run("cifar10.done_pgd"), **other)]))[0])
         assert [cell.label for cell in made.rows[0][1:4]] == ["", "", ""]
+    few = autoattacked(papers(make_run("cifar10.at")))
+    (row,) = tables.table(compare(collect([few]))[0]).rows
+    assert [cell.label for cell in row[1:5]] == ["paper 82.10", "paper 49.29", "paper 28.35", ""]  # RA-AA on 200 images
     assert not printed("DONE-PGD", collect([make_run("cifar10.done_pgd")]))  # another attack, fewer images
 
 
@@ -202,6 +237,8 @@ def test_settings_stand_side_by_side(make_run):
     assert [[cell.text for cell in row][4:] for row in made.rows][1] == ["-"] * 3  # DONE was run on one of them
     assert any(note.startswith("Imbalanced: Percent of n = 400") for note in made.notes)
     assert r"\multicolumn{3}{c}{imbalanced}" in forms.latex(made) and "| balanced SA |" in forms.markdown(made)
+    fast = compare(collect([make_run("cifar10.small.fast_at"), make_run("cifar10.small.done_fast")]))
+    assert list(tables.layouts(fast)) == ["Table 4: CIFAR-10, fast setting, small scale"]
     pair = compare(collect([make_run("digits.at"), make_run("digits.imbalanced.at")]))
     assert list(tables.layouts(pair)) == ["digits"]
 

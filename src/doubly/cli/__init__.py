@@ -284,11 +284,12 @@ def report(arguments: list[str]) -> int:
         """folder to write"""
 
     options = parsed(Options, arguments, "report")
-    from doubly.report import tables_of, write_report
+    from doubly.report import Report
     from doubly.report.forms import show
 
-    page = write_report(list(options.runs), options.output)
-    show(tables_of(list(options.runs)), OUT)
+    made = Report.of(options.runs)
+    page = made.write(options.output)
+    show(made.tables, OUT)
     OUT.print(f"wrote {page}", highlight=False, markup=False, soft_wrap=True)
     return 0
 

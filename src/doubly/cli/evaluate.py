@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from doubly.cli.options import parsed, taken
 from doubly.cli.shards import run_shards, stopping
-from doubly.cli.shown import say, show
+from doubly.cli.shown import duration, say, show
 from doubly.errors import UsageError
 
 
@@ -179,10 +179,3 @@ class _Watch:
     def attack(self, chunk: int, of: int, part: str, standing: int, left: float | None) -> None:
         rest = "" if left is None else f", about {duration(left)} left"
         self.say(f"chunk {chunk + 1} of {of}, {part}: {standing} stand{rest}")
-
-
-def duration(seconds: float) -> str:
-    for unit, length, until in (("s", 1, 90), ("min", 60, 5400)):
-        if seconds < until:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 3600:.1f} h" if seconds < 259_200 else f"{seconds / 86_400:.0f} days"

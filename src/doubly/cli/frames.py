@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from doubly.cli.curves import Point, bar, curve
+from doubly.cli.shown import duration
 from doubly.rundir import Row, RunDir, printable, read_metrics, read_tree
 
 NARROW, WIDE = 40, 200  # columns that a frame is drawn for
@@ -143,8 +144,8 @@ def _time_left(rows: list[Row], epochs: int) -> str:
     """By the median epoch: the first, which compiles, and those of a busy hour mislead less."""
     seconds = [value for row in rows if (value := _number(row, "seconds")) is not None]
     if len(rows) >= epochs:
-        return f"done in {_duration(sum(seconds))}"
-    return f"about {_duration((epochs - len(rows)) * statistics.median(seconds))} left" if seconds else "going on"
+        return f"done in {duration(sum(seconds))}"
+    return f"about {duration((epochs - len(rows)) * statistics.median(seconds))} left" if seconds else "going on"
 
 
 def _panel(measure: Measure, points: list[Point], epochs: int, width: int, lines: int) -> Text:
@@ -188,17 +189,6 @@ def _alarms(rows: list[Row], most: int) -> list[Text]:
 
 def _legend() -> Text:
     return Text("first → last, ▼ lowest, ▲ highest so far", "dim")
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    return (
-        f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes // 1440} d {minutes // 60 % 24} h"
-    )
 
 
 def _number(row: Row, key: str) -> float | None:

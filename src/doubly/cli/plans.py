@@ -1,6 +1,5 @@
 """doubly reproduce table1|…|figure6|cifar10: the runs of a plan, done here, shown, or handed to a scheduler."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from doubly.cli.evaluate import duration
 from doubly.cli.scheduler import command, report_command, slurm
-from doubly.cli.shown import say
+from doubly.cli.shown import duration, say
 from doubly.errors import UsageError
 
 
@@ -49,18 +47,22 @@ def _planned(options: Any, out: Console, err: Console) -> "_Study":
         autoattack=not options.no_autoattack,
     )
     check(found)
-    return _Study(options.study, found, scale.changes, output, options.jobs, out, err)
+    return _Study(options.study, found, scale, output, options.jobs, out, err)
 
 
 @dataclass(frozen=True)
 class _Study:
     name: str
     jobs: list[Any]
-    changes: Mapping[str, object]  # of the recipes
+    scale: Any
     output: Path
-    processes: int
+    asked: int | None  # processes
     out: Console
     err: Console
+
+    @property
+    def processes(self) -> int:
+        return self.asked or 2
 
     @cached_property
     def waiting(self) -> list[Any]:
@@ -72,7 +74,7 @@ class _Study:
 
     @property
     def commands(self) -> list[str]:
-        return [command(job, self.changes) for job in self.waiting]
+        return [command(job, self.scale.changes) for job in self.waiting]
 
     @property
     def report_command(self) -> str:
@@ -127,8 +129,9 @@ class _Study:
         if not lines:
             say(self.out, f"all {len(self.jobs)} runs are done; now: {self.report_command}")
             return 0
-        longest = max(found.train + found.measure for found in self.estimates())
-        text = slurm(self.name, lines, self.report_command, self.processes, self.threads, longest, self.output)
+        here = self.scale.part  # the small scale is for machines like this one, the paper's is for others
+        hours = max(found.train + found.measure for found in self.estimates()) / 3600 if here else None
+        text = slurm(self.name, lines, self.report_command, self.asked, hours, self.output)
         self.output.mkdir(parents=True, exist_ok=True)  # for the logs
         path.write_text(text, encoding="utf-8")
         say(

@@ -10,6 +10,7 @@ from doubly.cli.options import parsed
 from doubly.cli.shown import say
 from doubly.errors import UsageError
 
+SEEDS = 3
 STUDIES = ("demo", "digits", "digits_done")
 FOR_PLANS = (
     *("scale", "data_root", "methods", "images", "autoattack_images"),
@@ -18,16 +19,17 @@ FOR_PLANS = (
 
 
 def reproduce(arguments: list[str], out: Console, err: Console) -> int:
+    options = _options(arguments)  # first, so that --help comes at once
     from doubly.recipes.plans import PLANS
     from doubly.runs.saved_config import nearest
 
-    options = _options(arguments)
     if options.study not in (*PLANS, *STUDIES):
         raise UsageError(f"there is no study '{options.study}'{nearest(options.study, [*PLANS, *STUDIES])}")
-    if options.jobs < 1 or options.seeds < 1:
-        raise UsageError(f"jobs and seeds are at least 1, got {options.jobs} and {options.seeds}")
+    jobs = 2 if options.jobs is None else options.jobs
+    if jobs < 1 or options.seeds < 1:
+        raise UsageError(f"jobs and seeds are at least 1, got {jobs} and {options.seeds}")
     if options.study in STUDIES:
-        return _study(options, out)
+        return _study(options, jobs, out)
     from doubly.cli.plans import reproduce_plan
 
     return reproduce_plan(options, out, err)
@@ -47,10 +49,10 @@ def _options(arguments: list[str]) -> Any:
         """which"""
         scale: str | None = None
         """paper: its own settings, on a cluster; small: minutes per run on two cores. small if not given"""
-        seeds: int = 3
+        seeds: int = SEEDS
         """seeds per method: 0, 1, …"""
-        jobs: int = 2
-        """processes, each with its share of the cores"""
+        jobs: int | None = None
+        """processes, each with its share of the cores; 2 if not given. Of a SLURM array: tasks at a time, all if not"""
         methods: tuple[str, ...] = ()
         """only these of the plan's methods"""
         output: Path | None = None
@@ -73,13 +75,15 @@ def _options(arguments: list[str]) -> Any:
     return parsed(Options, arguments, "reproduce")
 
 
-def _study(options: Any, out: Console) -> int:
+def _study(options: Any, jobs: int, out: Console) -> int:
     """A study on digits, which has its own numbers."""
     defaults = {name: (() if name == "methods" else False) for name in FOR_PLANS}
     given = [name for name in FOR_PLANS if getattr(options, name) not in (defaults[name], None)]
     if given:
         flag = given[0].replace("_", "-")
         raise UsageError(f"--{flag} is for tables and figures: {options.study} has its own numbers, leave it out")
+    if options.study != "demo" and options.seeds != SEEDS:
+        raise UsageError(f"{options.study} has a seed per fold: leave --seeds out")
     output = options.output or Path("runs") / options.study
     if options.dry_run:
         for path in _runs_of_study(options.study, output, options.seeds):
@@ -88,10 +92,10 @@ def _study(options: Any, out: Console) -> int:
     if options.study == "demo":
         from doubly.recipes.demo import demo
 
-        page = demo(output, options.jobs, options.seeds, out)
+        page = demo(output, jobs, options.seeds, out)
     else:
         page = output / "results.md"
-        page.write_text(_digits(options.study, output, options.jobs, out), encoding="utf-8")
+        page.write_text(_digits(options.study, output, jobs, out), encoding="utf-8")
     say(out, f"runs: {output}\npage: {page}")
     return 0
 

@@ -11,20 +11,28 @@ from typing import Any
 SLURM = """\
 #!/bin/bash
 #SBATCH --job-name=doubly-{name}
-#SBATCH --array=0-{last}%{jobs}
-#SBATCH --cpus-per-task={threads}
-#SBATCH --time={time}
+#SBATCH --array=0-{last}{jobs}
+{resources}
 #SBATCH --output={logs}/%x-%A-%a.log
 # {count} runs. A task that died or ran out of time goes on where it stopped when this script is submitted again; to
 # leave out what is done by then, have it written anew. In the end:
 # {report}
 set -euo pipefail
-export OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-{threads}}}"
+export OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
 case "${{SLURM_ARRAY_TASK_ID:?submit this script with sbatch, or set it to the number of a run}}" in
 {cases}
 *) echo "there is no run $SLURM_ARRAY_TASK_ID: they are 0 to {last}" >&2; exit 2 ;;
 esac
 """
+
+
+CPU = """\
+#SBATCH --cpus-per-task=2
+#SBATCH --time={time}"""
+GPU = """\
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=4
+# How long a run takes depends on the GPU: set --time to what your cluster allows; a run that is cut goes on."""
 
 
 def command(job: Any, changes: Mapping[str, object]) -> str:
@@ -41,16 +49,15 @@ def report_command(runs: Sequence[Path], output: Path) -> str:
     return _shell(["doubly", "report", *(run.resolve() for run in runs), "--output", output.resolve()])
 
 
-def slurm(name: str, commands: Sequence[str], report: str, jobs: int, threads: int, seconds: float, logs: Path) -> str:
-    """An array script; `seconds` is what the longest run is estimated to take, and it is given twice that."""
-    hours = max(1, math.ceil(2 * seconds / 3600))
+def slurm(name: str, commands: Sequence[str], report: str, jobs: int | None, hours: float | None, logs: Path) -> str:
+    """An array script. `hours`: what the longest run is estimated to take here, and it is given twice that; without,
+    the runs are for GPUs, whose speed this machine cannot tell."""
     cases = "\n".join(f"{number}) {line} ;;" for number, line in enumerate(commands))
     return SLURM.format(
         name=name,
         last=len(commands) - 1,
-        jobs=jobs,
-        threads=threads,
-        time=f"{hours // 24}-{hours % 24:02d}:00:00",
+        jobs="" if jobs is None else f"%{jobs}",
+        resources=GPU if hours is None else CPU.format(time=_time(math.ceil(2 * hours))),
         logs=str(logs.resolve()).replace(" ", r"\ "),
         count=len(commands),
         report=report,
@@ -58,13 +65,18 @@ def slurm(name: str, commands: Sequence[str], report: str, jobs: int, threads: i
     )
 
 
+def _time(hours: int) -> str:
+    return f"{hours // 24}-{hours % 24:02d}:00:00"
+
+
 def _how(job: Any) -> list[object]:
     """The flags of `doubly evaluate`; what is the default needs none."""
     words: list[object] = []
     for each in fields(job.measure):
-        value = getattr(job.measure, each.name)
+        value, flag = getattr(job.measure, each.name), each.name.replace("_", "-")
         if value != each.default:
-            words += [f"--{each.name.replace('_', '-')}", value]
+            parts = value if isinstance(value, tuple) else (value,)
+            words += [f"--no-{flag}" if value is False else f"--{flag}", *(() if isinstance(value, bool) else parts)]
     return [*words, *(["--autoattack"] if "autoattack" in job.attacks else [])]
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from doubly.errors import UsageError
 from doubly.recipes import recipe
-from doubly.report import tables_of, write_report
+from doubly.report import Report
 from doubly.report.forms import show
 from doubly.runs.measuring import Measuring
 from doubly.runs.pool import Job
@@ -66,7 +66,7 @@ class Scale:
 
 
 SCALES = {
-    "paper": Scale("", Measuring()),
+    "paper": Scale("", Measuring(curve_images=1000)),
     # These are too short for the probe's usual rhythm to draw a learning curve.
     "small": Scale("small.", Measuring(images=2000, autoattack_images=200, curve_images=200), {"probe.every": 2}),
 }
@@ -112,5 +112,6 @@ def check(found: Sequence[Job]) -> None:
 
 def reported(runs: Sequence[Path], output: Path, console: Console) -> Path:
     """The tables in the terminal, and the report; returns the page."""
-    show(tables_of(runs), console)
-    return write_report(runs, output)
+    made = Report.of(runs)
+    show(made.tables, console)
+    return made.write(output)

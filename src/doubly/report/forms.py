@@ -11,7 +11,9 @@ import rich.markup
 import rich.table
 
 from doubly.report.tables import Cell, Table
+from doubly.rundir import printable
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute what begins so
 LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -48,13 +50,18 @@ def _without_optional(table: Table) -> Table:
 
 
 def terminal(table: Table) -> rich.table.Table:
-    drawn = rich.table.Table(title=rich.markup.escape(table.title), caption=rich.markup.escape(" ".join(table.notes)))
+    drawn = rich.table.Table(title=_plain(table.title), caption=_plain(" ".join(table.notes)))
     for index, column in enumerate(table.columns):
-        drawn.add_column(rich.markup.escape(column.title), justify="right" if index else "left", no_wrap=not index)
+        drawn.add_column(_plain(column.title), justify="right" if index else "left", no_wrap=not index)
     for row in table.rows:
-        texts = [(rich.markup.escape(cell.text), cell.best) for cell in row]
+        texts = [(_plain(cell.text), cell.best) for cell in row]
         drawn.add_row(*(f"[bold]{text}[/bold]" if best else text for text, best in texts))
     return drawn
+
+
+def _plain(text: str) -> str:
+    """Neither rich's markup, nor anything that steers a terminal."""
+    return rich.markup.escape(printable(text))
 
 
 def markdown(table: Table) -> str:
@@ -96,9 +103,10 @@ def csv(tables: Sequence[Table]) -> str:
 
 
 def _values(name: str, cell: Cell) -> list[tuple[str, object]]:
+    label = f"'{cell.label}" if cell.label.startswith(FORMULA) else cell.label
     if cell.mean is None:
-        return [(name, cell.label)]
-    remark = [(f"{name} of", cell.label)] if cell.label else []
+        return [(name, label)]
+    remark = [(f"{name} of", label)] if label else []
     return [(name, cell.mean), (f"{name} sd", cell.sd), *remark]
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from doubly.report.collect import Comparison, RunResult, mean_sd
+from doubly.report.collect import Comparison
 from doubly.report.figures import INK
 from doubly.report.pictures import Picture
 from doubly.report.protocol import attack_name, flatten, fraction, show
+from doubly.report.run_result import RunResult
 from doubly.report.summary import sentence
-from doubly.report.tables import Cell, Column, Table
+from doubly.report.tables import Cell, Column, Table, known
 
 RADII = ("radius", "size", "epsilon")  # shown as people type them
 
@@ -91,7 +92,8 @@ class Section:
         typed = [
             said for part in ("environment", "evaluation") for r in runs if (said := getattr(r, part).get("command"))
         ]
-        return list(dict.fromkeys(map(_shell, typed)))
+        folders = dict.fromkeys(str(run.path) for run in runs)
+        return [*dict.fromkeys(map(_shell, typed)), shlex.join(["doubly", "report", *folders, "--output", "report"])]
 
 
 def render(sections: Sequence[Section], overview: Sequence[Overview] = ()) -> str:
@@ -117,8 +119,7 @@ def picture(path: Path, description: str) -> markupsafe.Markup:
 
 def _of_class(runs: Sequence[RunResult], name: str) -> Cell:
     values = [run.evaluation["per_class"][name]["ra_pgd"] for run in runs]
-    known = [100 * value for value in values if value is not None]
-    return Cell("", *mean_sd(known)) if known else Cell("", float("nan"))
+    return known([100 * value for value in values if value is not None], 1)
 
 
 def _shown(protocol: Mapping[str, Any]) -> dict[str, str]:

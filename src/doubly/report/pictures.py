@@ -1,12 +1,15 @@
 """Which pictures a report has, and what is said under each. A picture whose data the runs do not hold is left out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from doubly.report import figures
-from doubly.report.collect import Comparison, RunResult
+from doubly.report.collect import Comparison
+from doubly.report.protocol import describe
+from doubly.report.run_result import RunResult
+from doubly.rundir import RunDir
 
 Draw = Callable[[Path], bool]
 WIDE = ("per_class", "confusion", "weights", "curves")
@@ -28,13 +31,18 @@ def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
     whose = f"{_label(comparison, run)}, seed {run.seed}"
     seeds = "mean over seeds, bars of one sd" if len(comparison.runs) > len(methods) else "one seed"
     wanted: list[tuple[str, str, str, Draw]] = [
-        ("per_class", "Each class under attack", f"Robust accuracy; {seeds}.", partial(figures.per_class, methods)),
+        (
+            "per_class",
+            "Each class under attack",
+            f"Robust accuracy, {_protocol([comparison])}; {seeds}.",
+            partial(figures.per_class, methods),
+        ),
         ("pareto", "Weakest classes against average", "Upper right is better.", partial(figures.pareto, methods)),
         ("cost", "What robustness costs", "Upper left is better.", partial(figures.cost, methods)),
         (
             "epsilon",
             "Stronger attackers",
-            "Accuracy as the attacker is allowed more; the steps of the attack grow with ε.",
+            "Accuracy as the attacker is allowed more; the size of the attack's steps grows with it.",
             partial(figures.epsilon_curve, methods),
         ),
         (
@@ -47,7 +55,7 @@ def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
             "confusion",
             "What attacked images are taken for",
             "Counts, summed over seeds; a row per true class.",
-            partial(figures.confusion, methods),
+            partial(figures.confusion, _done_first(methods)),
         ),
         (
             "weights",
@@ -58,7 +66,7 @@ def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
         (
             "curves",
             "Training",
-            "Over the epochs; bands of one sd over seeds. Accuracies are of a probe of the test images.",
+            f"Bands of one sd over seeds. Accuracies are of a probe of the {_probed(comparison)} images.",
             partial(figures.learning_curves, methods),
         ),
         ("hard", "Hardest images", f"Largest weights, {whose}.", partial(figures.gallery, run, which="hard")),
@@ -71,7 +79,10 @@ def of_overview(sides: dict[str, Comparison], stem: Path) -> list[Picture]:
     """Of settings side by side: the classes of the methods that all of them have (figure 1)."""
     shared = [label for label in next(iter(sides.values())).methods if all(label in s.methods for s in sides.values())]
     settings = {name: {label: side.methods[label] for label in shared} for name, side in sides.items()}
-    title, about = "Each class under attack", "Robust accuracy of the methods that were run on each."
+    title, about = (
+        "Each class under attack",
+        f"Robust accuracy of the methods that were run on each; {_protocol(sides.values())}.",
+    )
     return _drawn([("per_class", title, about, partial(figures.per_class_panels, settings))], stem) if shared else []
 
 
@@ -82,6 +93,21 @@ def _drawn(wanted: Sequence[tuple[str, str, str, Draw]], stem: Path) -> list[Pic
         if draw(path):
             found.append(Picture(title, about, path.with_name(f"{path.name}.svg"), name in WIDE))
     return found
+
+
+def _protocol(comparisons: Iterable[Comparison]) -> str:
+    """ε and n, which no accuracy is without."""
+    return " / ".join(dict.fromkeys(f"{describe(c.protocol).split(' (')[0]}, n = {c.n}" for c in comparisons))
+
+
+def _probed(comparison: Comparison) -> str:
+    found = [row["probe"].get("on", "test") for run in comparison.runs for row in run.metrics if "probe" in row]
+    return " and ".join(dict.fromkeys("hold-out" if on == "holdout" else "test" for on in found))
+
+
+def _done_first(methods: figures.ByMethod) -> figures.ByMethod:
+    """AT and the variants of DONE before the others, since not all may be drawn."""
+    return {**_few(methods), **methods}
 
 
 def _few(methods: figures.ByMethod) -> figures.ByMethod:
@@ -97,7 +123,7 @@ def _looked_into(comparison: Comparison) -> RunResult:
 
 
 def _has_images(run: RunResult) -> bool:
-    return (run.path / "gallery.npz").is_file()
+    return RunDir(run.path).gallery.is_file()
 
 
 def _label(comparison: Comparison, run: RunResult) -> str:

@@ -15,9 +15,10 @@ def sentence(comparison: Comparison) -> str:
     weakest, ours = _weakest(comparison), tails[best]
     if BASELINE not in tails or best == BASELINE:
         return f"With {best} {weakest} in {ours[0]:.0f} % of attacks."
-    theirs, more = tails[BASELINE], _under_autoattack(comparison, best)
+    theirs, more = tails[BASELINE], _under_autoattack(comparison, best) + _doubt(comparison, best)
     if _clear(ours, theirs):
-        caution = "" if min(len(comparison.methods[label]) for label in (best, BASELINE)) > 1 else " (one seed)"
+        alone = [label for label in (best, BASELINE) if len(comparison.methods[label]) == 1]
+        caution = f" (one seed of {' and '.join(alone)})" if alone else ""
         rise = f"up from {theirs[0]:.0f} % with {BASELINE}{caution}"
         return f"With {best} {weakest} in {ours[0]:.0f} % of attacks, {rise}.{more}"
     verdict = "fewer than" if _clear(theirs, ours) else "not clearly different from"
@@ -34,15 +35,21 @@ def _under_autoattack(comparison: Comparison, best: str) -> str:
     return f" Under AutoAttack all classes together hold in {ours:.0f} %, with {BASELINE} in {theirs:.0f} %."
 
 
+def _doubt(comparison: Comparison, best: str) -> str:
+    verdicts = [run.evaluation.get("trust", {}).get("verdict", "fine") for run in comparison.methods[best]]
+    return "" if set(verdicts) == {"fine"} else f" Numbers of {best} under PGD are suspicious: see below."
+
+
 def _over_seeds(comparison: Comparison, label: str, key: str) -> tuple[float, float]:
-    mean, sd = mean_sd(100 * run.evaluation[key] for run in comparison.methods[label])
-    return mean, sd or 0.0
+    """Mean, and the variance of that mean."""
+    runs = comparison.methods[label]
+    mean, sd = mean_sd(100 * run.evaluation[key] for run in runs)
+    return mean, (sd or 0.0) ** 2 / len(runs)
 
 
 def _clear(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Visible in whole percent, and more than the seeds differ among themselves."""
-    spread = math.hypot(one[1], other[1]) / math.sqrt(2)
-    return round(one[0]) > round(other[0]) and one[0] - other[0] > spread
+    """Visible in whole percent, and more than two standard errors apart."""
+    return round(one[0]) > round(other[0]) and one[0] - other[0] > 2 * math.sqrt(one[1] + other[1])
 
 
 def _weakest(comparison: Comparison) -> str:

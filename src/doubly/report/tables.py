@@ -1,14 +1,17 @@
 """Tables of methods: the paper's numbers and what they cost, mean ± sd over seeds, the best of each column marked."""
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from doubly.report.collect import Comparison, RunResult, ensemble, mean_sd
+from doubly.report.collect import Comparison, ensemble, mean_sd
 from doubly.report.paper import TABLES, printed
-from doubly.report.protocol import describe
+from doubly.report.protocol import describe, show
+from doubly.report.run_result import RunResult
 
 ACCURACIES = {"sa": "SA", "ra_pgd": "RA-PGD", "ra_tail_30": "RA-Tail-30", "ra_aa": "RA-AA"}
+BUDGET = ("epochs", "batch", "model.", "warm_up", "average", "precision")  # of fields of a run
 FURTHER = {"ra_margin": "RA-margin", "ra_margin_tail_30": "margin tail"}  # not the paper's: a check on RA-PGD
 
 
@@ -71,23 +74,23 @@ def table(comparison: Comparison) -> Table:
     columns |= {replace(c, optional=True): cells for c, cells in _accuracies(comparison, FURTHER).items()}
     runs = comparison.methods.values()
     columns[Column("worst class")] = [_worst(group) for group in runs]
-    columns[Column("seconds", min, optional=True)] = [_known([run.seconds for run in group], 0) for group in runs]
+    columns[Column("seconds", None, optional=True)] = [known([run.seconds for run in group], 0) for group in runs]
     columns[Column("passes per step", None, optional=True)] = [_passes(group) for group in runs]
     columns[Column("peak MB", min, optional=True)] = [
-        _known([run.peak_memory / 2**20 for run in group], 0) for group in runs
+        known([run.peak_memory / 2**20 for run in group], 0) for group in runs
     ]
     columns[Column("seeds", None)] = [Cell("", len(group), digits=0) for group in runs]
     return _made(comparison.setting, columns, notes(comparison))
 
 
 def layouts(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Comparison]]:
-    """Settings to stand side by side, by title: those of each table of the paper of which more than one was run; other
+    """Settings to stand side by side, by title: those of each table of the paper, all of them or more than one; other
     datasets, balanced and imbalanced, alike. A setting that was measured in two ways stands in none of them."""
     wanted = {f"Table {number}: {title}": parts for number, (title, parts) in TABLES.items()}
     known = {setting for _, parts in TABLES.values() for setting in parts}
     for comparison in comparisons:
         plain = comparison.setting.replace(".imbalanced", "")
-        if plain.removesuffix(".small") not in known:
+        if plain.removesuffix(".small") not in known and not plain.removesuffix(".small").endswith(".fast"):
             wanted[plain] = {plain: "balanced", _imbalanced(plain): "imbalanced"}
     found = {}
     for title, parts in wanted.items():
@@ -95,7 +98,7 @@ def layouts(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Comparison
             named = {f"{setting}{scale}": name for setting, name in parts.items()}
             same = {name: [c for c in comparisons if c.setting == setting] for setting, name in named.items()}
             sides = {name: ways[0] for name, ways in same.items() if len(ways) == 1}
-            if len(sides) > 1:
+            if len(sides) == len(parts) or len(sides) > 1:
                 found[title + ", small scale" * bool(scale)] = sides
     return found
 
@@ -128,36 +131,62 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
         caption,
         *([f"{others}: they stand in another table."] if comparison.apart else []),
         *_about_autoattack(comparison),
+        *_about_seeds(comparison),
         *([f"The rows do not share the same seeds: {which}."] if not alike else []),
         *(f"{label} counts a seed more than once." for label in repeated),
+        *_about_budgets(comparison),
         *_about_machines(comparison),
+        *(
+            f"{label}, seed {r.seed}, {said}."
+            for label, runs in comparison.methods.items()
+            for r in runs
+            for said in r.remarks
+        ),
         *([f"{comparison.protocol['note']}."] if comparison.protocol.get("note") else []),
     )
 
 
 def _about_autoattack(comparison: Comparison) -> list[str]:
-    measured = [run for run in comparison.runs if ensemble(run)]
-    if not measured:
+    about = next(filter(None, map(ensemble, comparison.runs)), None)
+    if about is None:
         return []
-    about = ensemble(measured[0])
-    found = [f"RA-AA: all four attacks of AutoAttack on n = {about['n']} of the images ({about['reference']})."]
-    counts = {label: sum(bool(ensemble(run)) for run in runs) for label, runs in comparison.methods.items()}
-    parts = [
-        f"{label} of {counts[label]} of {len(runs)} seeds"
-        for label, runs in comparison.methods.items()
-        if counts[label] < len(runs)
-    ]
-    return found + ([f"RA-AA is {', '.join(parts)}."] if parts else [])
+    return [f"RA-AA: all four attacks of AutoAttack on n = {about['n']} of the images ({about['reference']})."]
+
+
+def _about_seeds(comparison: Comparison) -> list[str]:
+    """Numbers that some seeds of a method have and others do not."""
+    found = []
+    for key, name in {**ACCURACIES, **FURTHER}.items():
+        counts = {label: sum(key in run.evaluation for run in runs) for label, runs in comparison.methods.items()}
+        parts = [f"{label} {n} of {len(comparison.methods[label])}" for label, n in counts.items()]
+        if any(0 < counts[label] < len(runs) for label, runs in comparison.methods.items()):
+            found.append(f"{name} is of some seeds only: {', '.join(parts)}.")
+    return found
+
+
+def _about_budgets(comparison: Comparison) -> list[str]:
+    """Rows of unequal training are not about methods alone."""
+    found = []
+    for key in dict.fromkeys(key for run in comparison.runs for key in run.choices if key.startswith(BUDGET)):
+        values = {label: show(runs[0].choices.get(key)) for label, runs in comparison.methods.items()}
+        if len(set(values.values())) > 1:
+            found.append(f"{key} ({', '.join(f'{label}: {value}' for label, value in values.items())})")
+    return [f"The rows differ in {'; '.join(found)}."] if found else []
 
 
 def _about_machines(comparison: Comparison) -> list[str]:
-    """Seconds compare only between equals."""
+    """Seconds compare only between equals, on a machine that did nothing else."""
     differing = [
         f"{key} ({', '.join(sorted(values))})"
         for key in ("device", "threads", "platform")
         if len(values := {str(run.environment[key]) for run in comparison.runs if key in run.environment}) > 1
     ]
-    return [f"The runs differ in {' and '.join(differing)}: their seconds do not compare."] if differing else []
+    busy = [run for run in comparison.runs if run.epochs and max(run.epochs) > 2 * statistics.median(run.epochs)]
+    found = [f"The runs differ in {' and '.join(differing)}: their seconds do not compare."] if differing else []
+    if busy:
+        some = f"{len(busy)} of {len(comparison.runs)} runs"
+        found.append(f"In {some} an epoch took over twice the median one: the machine was shared.")
+    return found
 
 
 def _accuracies(comparison: Comparison, metrics: Mapping[str, str] = ACCURACIES) -> dict[Column, list[Cell]]:
@@ -171,10 +200,10 @@ def _accuracies(comparison: Comparison, metrics: Mapping[str, str] = ACCURACIES)
 def _accuracy(key: str, label: str, runs: list[RunResult]) -> Cell:
     values = [100 * run.evaluation[key] for run in runs if key in run.evaluation]
     theirs = printed(label, runs).get(key)
-    return _known(values, 1, "" if theirs is None else f"paper {theirs:.2f}")
+    return known(values, 1, "" if theirs is None else f"paper {theirs:.2f}")
 
 
-def _known(values: Sequence[float], digits: int, remark: str = "") -> Cell:
+def known(values: Sequence[float], digits: int, remark: str = "") -> Cell:
     """Of the seeds that recorded it."""
     known = [value for value in values if not math.isnan(value)]
     return Cell(remark, *(mean_sd(known) if known else (math.nan, None)), digits=digits)

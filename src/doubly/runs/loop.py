@@ -117,6 +117,7 @@ def _continue(training: Training, rundir: RunDir, watch: Watch) -> None:
     if training.epoch < training.run.epochs:  # what was measured of an earlier epoch is true no longer
         rundir.evaluation.unlink(missing_ok=True)
         rundir.predictions.unlink(missing_ok=True)
+        rundir.gallery.unlink(missing_ok=True)
     if not rundir.config.exists():
         write_json(rundir.config, to_json(training.run))
     if not rundir.environment.exists():

@@ -74,6 +74,9 @@ def measured(path: Path, run: Run, attacks: Sequence[str], how: Measuring) -> bo
             and all(key in found for key in keys)
             and from_json(found["protocol"]["attack"]) == run.probe.attack
             and ("trust" in found or not how.trust)
+            and (found["protocol"]["seed"], found["protocol"]["chunk"]) == (how.seed, how.chunk)
+            and (found["tail"]["share"], found["tail"]["rounding"]) == (how.tail_share, how.tail_rounding)
+            and (how.curve_images is None or _as_many(found["curve"]["n"], how.curve_images, found["n"]))
             and _as_many(found["n"], how.images, found.get("test_images"))
             and ("ra_aa" not in keys or _as_many(found["autoattack"]["n"], how.autoattack_images, found["n"]))
         )

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from doubly.report.collect import RunResult
 from doubly.report.figures.style import curve, finish, logarithmic, style
 from doubly.report.figures.values import ByMethod, attack_of, named, percent
 from doubly.report.protocol import attack_name
+from doubly.report.run_result import RunResult
 
 Value = Callable[[Mapping[str, Any]], float | None]
 STEPS_OF_255 = 32  # a larger ε is not counted in steps of an image's values
@@ -46,14 +46,17 @@ def learning_curves(results_by_method: ByMethod, path: Path) -> bool:
 
 def epsilon_curve(results_by_method: ByMethod, path: Path) -> bool:
     """Accuracy of all classes and of the weakest 30 % of them against the size of the perturbation."""
-    shown = {
-        label: kept
-        for label, runs in named(results_by_method).items()
-        if (kept := [run for run in runs if run.evaluation.get("curve", {}).get("points")])
-    }
-    if not shown:
+    methods = named(results_by_method)
+    having = [run for runs in methods.values() for run in runs if run.evaluation.get("curve", {}).get("points")]
+    if not having:
         return False
-    about = next(iter(shown.values()))[0].evaluation["curve"]
+    about = having[0].evaluation["curve"]
+    alike = [
+        run for run in having if all(run.evaluation["curve"].get(key) == about.get(key) for key in ("n", "attack"))
+    ]
+    shown = {label: kept for label, runs in methods.items() if (kept := [run for run in runs if run in alike])}
+    places = {label: place for place, label in enumerate(methods)}  # a method has one colour on all pictures
+    part = f"; {len(shown)} of {len(methods)} methods" if len(shown) < len(methods) else ""
     epsilons = [
         point["epsilon"] for runs in shown.values() for run in runs for point in run.evaluation["curve"]["points"]
     ]
@@ -62,11 +65,11 @@ def epsilon_curve(results_by_method: ByMethod, path: Path) -> bool:
         figure = Figure(figsize=(7.2, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, key, title in ((left, "accuracy", "all classes"), (right, "tail_30", "the weakest 30 % of classes")):
-            for index, (label, runs) in enumerate(shown.items()):
-                curve(axes, index, label, [_points(run, key, scale) for run in runs])
+            for label, runs in shown.items():
+                curve(axes, places[label], label, [_points(run, key, scale) for run in runs])
             axes.set_title(title, loc="left", fontsize=10)
             axes.set_xlabel("ε (of 255)" if scale == 255 else "ε")
-        left.set_ylabel(f"accuracy under {attack_name(about)},\n{about.get('n', '?')} images (%)")
+        left.set_ylabel(f"accuracy under {attack_name(about)},\n{about.get('n', '?')} images (%){part}")
         left.set_ylim(0, 100)
         return finish(figure, [left, right], path)
 

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from doubly.report.collect import RunResult
 from doubly.report.figures.style import finish, style
 from doubly.report.figures.values import arrays, attack_of, class_names, damaged, short
+from doubly.report.run_result import RunResult
+from doubly.rundir import RunDir
 
 PAIRS, COLUMNS = 12, 4
 PAIR = 2.3  # inches
@@ -20,7 +21,7 @@ Kept = dict[str, npt.NDArray[Any]]
 
 def gallery(run: RunResult, path: Path, which: Literal["easy", "hard"]) -> bool:
     """The images of least or of largest weight: each clean and attacked, with label, answers and weight."""
-    file = run.path / "gallery.npz"
+    file = RunDir(run.path).gallery
     kept = arrays(file, FIELDS)
     if kept is None:
         return False

@@ -1,7 +1,7 @@
 """One mark per method: the weakest classes against all of them, and what robustness costs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from doubly.report.collect import RunResult, mean_sd
+from doubly.report.collect import mean_sd
 from doubly.report.figures.style import COLOURS, INK, finish, log_if_wide, look, style
 from doubly.report.figures.values import ByMethod, Floats, attack_of, named
+from doubly.report.run_result import RunResult
 
 Point = tuple[float, float]
 RADII = (7, 11, 18, 27, 38, 52, 70, 92, 120)  # points between a mark and its name
@@ -51,12 +52,12 @@ def pareto(results_by_method: ByMethod, path: Path) -> bool:
 def cost(results_by_method: ByMethod, path: Path) -> bool:
     """RA-PGD and RA-Tail-30 against training time and, where recorded, passes through the network per step."""
     shown = named(results_by_method)
-    seconds = {label: mean_sd(run.seconds for run in runs)[0] for label, runs in shown.items()}
-    passes = {label: mean_sd(map(_passes, runs))[0] for label, runs in shown.items()}
+    seconds = {label: _known(run.seconds for run in runs) for label, runs in shown.items()}
+    passes = {label: _known(sum(run.passes) for run in runs) for label, runs in shown.items()}
     longest = max((value for value in seconds.values() if value > 0), default=0.0)
     _, unit, name = next(row for row in UNITS if longest >= row[0])
-    panels = {f"training time ({name})": {label: value / unit for label, value in seconds.items()}}
-    panels["passes per step, forward and backward"] = passes
+    panels = {"passes per step, forward and backward": passes}  # first, since no machine changes them
+    panels[f"training time ({name})"] = {label: value / unit for label, value in seconds.items()}
     recorded = {title: xs for title, xs in panels.items() if any(x > 0 for x in xs.values())}
     if not recorded:
         return False
@@ -87,9 +88,9 @@ def _stem(axes: Axes, index: int, label: str, x: float, runs: Sequence[RunResult
     axes.plot(x, low, linestyle="", markersize=6.5, markerfacecolor="none", **look(index))
 
 
-def _passes(run: RunResult) -> float:
-    """Per step, mean over the epochs; NaN in a run that did not record them."""
-    found = [row["passes_forward"] + row["passes_backward"] for row in run.metrics if "passes_forward" in row]
+def _known(values: Iterable[float]) -> float:
+    """The mean of the seeds that recorded it."""
+    found = [value for value in values if not math.isnan(value)]
     return float(np.mean(found)) if found else math.nan
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from doubly.errors import UsageError
-from doubly.report.collect import RunResult
 from doubly.report.protocol import attack_name
+from doubly.report.run_result import RunResult
 
 ByMethod = Mapping[str, Sequence[RunResult]]
 Floats = npt.NDArray[np.float64]

@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from doubly.report.collect import RunResult
 from doubly.report.figures.style import COLOURS, INK, finish, fitting, logarithmic, style
 from doubly.report.figures.values import (
     ByMethod,
@@ -23,6 +22,8 @@ from doubly.report.figures.values import (
     short,
     weakest,
 )
+from doubly.report.run_result import RunResult
+from doubly.rundir import RunDir
 
 PANELS = 3
 POINTS = 2000
@@ -64,7 +65,7 @@ def weights(results_by_method: ByMethod, path: Path, r: float | None = None) -> 
 
 def weight_against_margin(run: RunResult, path: Path, r: float = 1.0) -> bool:
     """Each image's weight at this r, of mean one, against how far its class leads under attack."""
-    file = run.path / "evaluation.npz"
+    file = RunDir(run.path).predictions
     kept = arrays(file, ("pgd_losses", "pgd_margins"))
     if not kept or len(kept) < 2:
         return False
