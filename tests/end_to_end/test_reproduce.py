@@ -52,7 +52,7 @@ def call(capfd):
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    monkeypatch.setattr("doubly.recipes.plans.write_report", lambda runs, output: output / "report.html")
+    monkeypatch.setattr("doubly.report.Report.write", lambda report, output: output / "report.html")
 
 
 NAMES = ["digits.at-s0", "digits.done_pgd-s0", "digits.imbalanced.at-s0"]
@@ -163,6 +163,13 @@ def test_a_slurm_script_runs_the_run_of_its_number(call, tmp_path):
     assert task("3").returncode == 2 and "they are 0 to 2" in task("3").stderr
 
 
+def test_a_slurm_script_of_the_papers_scale_asks_for_gpus(call, monkeypatch):
+    monkeypatch.setitem(SCALES, "paper", Scale("", HOW, TINY, gpu=True))
+    assert call("tiny", "--scale", "paper", "--seeds", 1, "--output", "here", "--slurm", "array.sh")[0] == 0
+    text = Path("array.sh").read_text()
+    assert "#SBATCH --array=0-2\n" in text and "#SBATCH --gres=gpu:1\n" in text and "#SBATCH --time" not in text
+
+
 def test_missing_data_are_said_at_once_with_the_remedy_for_each_dataset(call, monkeypatch):
     monkeypatch.setitem(SCALES, "small", Scale("small.", HOW))
     code, out, err = call("figure3", "--seeds", 1, "--data-root", "empty")
@@ -193,9 +200,9 @@ def test_bad_input_is_one_sentence(call, words, sentence):
     assert code == 2 and not out and err.startswith(f"doubly: {sentence}") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("study", "runs"), [("demo", 4), ("digits", 54 * (6 + 5))])
+@pytest.mark.parametrize(("study", "runs"), [("demo", 4 * 3), ("digits", 54 * (6 + 5))])
 def test_the_studies_on_digits_list_their_runs(call, study, runs):
-    code, out, _ = call(study, "--seeds", 1, "--output", "there", "--dry-run")
+    code, out, _ = call(study, "--output", "there", "--dry-run")
     assert code == 0 and len(set(out.splitlines())) == out.count("\n") == runs and out.startswith("there/")
 
 

@@ -88,7 +88,7 @@ def test_a_folder_is_its_runs_those_at_work_first(make, tmp_path):
     lines = shown(tmp_path, tmp_path / "a").splitlines()  # a named twice is shown once
     titles = [line for line in lines if line.startswith("digits.at")]
     assert titles == [f"digits.at, seed 3 in {name}" for name in "bca"]
-    assert "waiting for the first epoch" in lines and any("about 16 h 39 min left" in line for line in lines)
+    assert "waiting for the first epoch" in lines and any("about 16.6 h left" in line for line in lines)
     assert "weakest classes  cat 10 %, frog 72 %" in lines
 
 

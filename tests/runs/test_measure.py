@@ -135,7 +135,7 @@ def test_evaluating_a_run_writes_what_it_returns(trained):
     again = {"pgd": run.probe.attack, "margin": replace(run.probe.attack, loss=LogitMargin())}
     expected = json.loads(json.dumps(evaluate(network, test, attacks=again).summary()))
     assert found.pop("epoch") == run.epochs and found["tail"]["pgd"].pop("validated")["n_validation"] == 287
-    assert found.pop("test_images") == len(test)
+    assert found.pop("test_images") == len(test) and found.pop("command")
     found["tail"]["margin"].pop("validated")
     assert {k: v for k, v in found.items() if k != "protocol"} == {k: v for k, v in expected.items() if k != "protocol"}
     with np.load(RunDir(path).predictions, allow_pickle=False) as kept:

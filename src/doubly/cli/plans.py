@@ -129,8 +129,7 @@ class _Study:
         if not lines:
             say(self.out, f"all {len(self.jobs)} runs are done; now: {self.report_command}")
             return 0
-        here = self.scale.part  # the small scale is for machines like this one, the paper's is for others
-        hours = max(found.train + found.measure for found in self.estimates()) / 3600 if here else None
+        hours = None if self.scale.gpu else max(found.train + found.measure for found in self.estimates()) / 3600
         text = slurm(self.name, lines, self.report_command, self.asked, hours, self.output)
         self.output.mkdir(parents=True, exist_ok=True)  # for the logs
         path.write_text(text, encoding="utf-8")

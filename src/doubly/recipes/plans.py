@@ -63,10 +63,11 @@ class Scale:
     part: str  # of the recipes' names
     measure: Measuring
     changes: Mapping[str, int] = field(default_factory=dict)  # of the recipes
+    gpu: bool = False  # whether it needs one
 
 
 SCALES = {
-    "paper": Scale("", Measuring(curve_images=1000)),
+    "paper": Scale("", Measuring(curve_images=1000), gpu=True),
     # These are too short for the probe's usual rhythm to draw a learning curve.
     "small": Scale("small.", Measuring(images=2000, autoattack_images=200, curve_images=200), {"probe.every": 2}),
 }
