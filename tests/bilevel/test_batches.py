@@ -115,7 +115,7 @@ def test_rows_of_a_namedtuple_is_one_again():
     assert isinstance(part, Pair) and part.y.tolist() == [3, 1]
 
 
-@pytest.mark.parametrize("data", [None, 5, "text", [], {}, (X, 3), iter([X])], ids=str)
+@pytest.mark.parametrize("data", [None, 5, "text", [], {}, (X, 3), iter([X])], ids=lambda data: type(data).__name__)
 def test_what_is_not_tensors_has_none(data):
     assert tensors_of(data) is None
 
