@@ -41,7 +41,7 @@ def test_every_method_gets_as_many_trials_on_the_same_holdouts(planned):
         assert len(trials) == 12
         for trial in trials:
             runs = [job.run for job in trial]
-            assert {run.name for run in runs} == {name} and not any(job.evaluate for job in trial)
+            assert {run.name for run in runs} == {name} and not any(job.measure for job in trial)
             assert [(run.data.source, run.data.holdout, run.data.split, run.seed) for run in runs] == [
                 (Digits(0, 5), 0.25, 0, 0),
                 (Digits(0, 5), 0.25, 1, 1),
@@ -83,7 +83,7 @@ def test_the_folds_of_every_row_test_each_image_once_and_train_on_all_others(tmp
     assert plan == {tuple(Digits(fold, FOLDS) for fold in range(FOLDS))}
     for arm in rows:
         jobs = arm.jobs(tmp_path)
-        assert [job.run.seed for job in jobs] == list(range(FOLDS)) and all(job.evaluate for job in jobs)
+        assert [job.run.seed for job in jobs] == list(range(FOLDS)) and all(job.measure for job in jobs)
         assert {job.run.data.holdout for job in jobs} == {0.0}
     splits = [load_splits(job.run) for job in rows[0].jobs(tmp_path)]
     tested = [position for split in splits for position in split.test.ids.tolist()]
@@ -264,7 +264,7 @@ def test_again_it_trains_nothing_and_the_page_is_written(studied, monkeypatch, c
     assert read_json(folder / "results.json") == results
     text = (folder / "results.md").read_text()
     assert text == study_markdown(results) and str(folder / "results.md") in out
-    assert "mean ± sd over 2 stratified folds (seed = fold), n = 1797 in all; PGD-1 (" in text
+    assert "mean ± sd over 2 stratified folds (seed = fold), n = 1797 in all; PGD-1, ℓ∞, ε = 0.15" in text
     assert all(f"| {label} |" in text for _, label in ROWS)
 
 
