@@ -57,3 +57,7 @@ def test_a_suspicious_winner_is_called_so(make_run):
         write_json(path / "evaluation.json", kept)
     text = sentence(compare(collect([path.parent]))[0])
     assert text.endswith(" Numbers of GAIRAT under PGD are suspicious: see below.")
+    cfol = make_run("digits.cfol")
+    write_json(cfol / "evaluation.json", read_json(cfol / "evaluation.json") | {"ra_tail_30": 0.4})
+    text = sentence(compare(collect([path.parent]))[0])
+    assert text.startswith("With CFOL") and text.endswith(" Numbers of GAIRAT under PGD are suspicious: see below.")

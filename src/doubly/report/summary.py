@@ -9,13 +9,17 @@ BASELINE = "AT"
 
 
 def sentence(comparison: Comparison) -> str:
-    """The weakest classes of the best method beside those of adversarial training; neutral where it is not better."""
+    """The weakest classes of the best method whose numbers can be trusted beside those of adversarial training; neutral
+    where it is not better."""
     tails = {label: _over_seeds(comparison, label, "ra_tail_30") for label in comparison.methods}
-    best = max([label for label in tails if label != BASELINE] or tails, key=lambda label: tails[label][0])
+    others = [label for label in tails if label != BASELINE] or list(tails)
+    trusted = [label for label in others if not _suspicious(comparison, label)]
+    best = max(trusted or others, key=lambda label: tails[label][0])
     weakest, ours = _weakest(comparison), tails[best]
     if BASELINE not in tails or best == BASELINE:
         return f"With {best} {weakest} in {ours[0]:.0f} % of attacks."
-    theirs, more = tails[BASELINE], _under_autoattack(comparison, best) + _doubt(comparison, best)
+    doubtful = [label for label in others if label not in trusted and tails[label][0] >= ours[0]]
+    theirs, more = tails[BASELINE], _under_autoattack(comparison, best) + _doubt(doubtful)
     if _clear(ours, theirs):
         alone = [label for label in (best, BASELINE) if len(comparison.methods[label]) == 1]
         caution = f" (one seed of {' and '.join(alone)})" if alone else ""
@@ -35,9 +39,12 @@ def _under_autoattack(comparison: Comparison, best: str) -> str:
     return f" Under AutoAttack all classes together hold in {ours:.0f} %, with {BASELINE} in {theirs:.0f} %."
 
 
-def _doubt(comparison: Comparison, best: str) -> str:
-    verdicts = [run.evaluation.get("trust", {}).get("verdict", "fine") for run in comparison.methods[best]]
-    return "" if set(verdicts) == {"fine"} else f" Numbers of {best} under PGD are suspicious: see below."
+def _doubt(labels: list[str]) -> str:
+    return f" Numbers of {' and '.join(labels)} under PGD are suspicious: see below." if labels else ""
+
+
+def _suspicious(comparison: Comparison, label: str) -> bool:
+    return any(run.evaluation.get("trust", {}).get("verdict") == "suspicious" for run in comparison.methods[label])
 
 
 def _over_seeds(comparison: Comparison, label: str, key: str) -> tuple[float, float]:
