@@ -8,7 +8,9 @@ from doubly.data import DATASETS, Balanced, Digits, StepImbalance
 from doubly.errors import UsageError
 from doubly.methods import AT, DONE, METHODS, Standard
 from doubly.recipes import RECIPES, digits, recipe
+from doubly.recipes.methods import FAST as FAST_NAMES
 from doubly.recipes.paper import SETTINGS
+from doubly.report.run_result import FAST as FAST_IN_REPORTS
 from doubly.runs import Run
 from doubly.runs.saved_config import from_json, to_json
 from doubly.schedules import Cyclic
@@ -155,3 +157,8 @@ def test_the_literal_rule_is_one_flag_away(name, trained):
 def test_the_explicit_barrier_step_is_one_flag_away(trained):
     rule = trained("digits.done_gd", "--method.attack.rule.no-preconditioned").method.attack.rule
     assert rule == BarrierStep(1.0, preconditioned=False)
+
+
+def test_the_report_knows_the_fast_setting():
+    """It has its own list, since importing it would bring in matplotlib at every start."""
+    assert FAST_IN_REPORTS == FAST_NAMES

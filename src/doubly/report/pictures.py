@@ -79,11 +79,9 @@ def of_overview(sides: dict[str, Comparison], stem: Path) -> list[Picture]:
     """Of settings side by side: the classes of the methods that all of them have (figure 1)."""
     shared = [label for label in next(iter(sides.values())).methods if all(label in s.methods for s in sides.values())]
     settings = {name: {label: side.methods[label] for label in shared} for name, side in sides.items()}
-    title, about = (
-        "Each class under attack",
-        f"Robust accuracy of the methods that were run on each; {_protocol(sides.values())}.",
-    )
-    return _drawn([("per_class", title, about, partial(figures.per_class_panels, settings))], stem) if shared else []
+    about = f"Robust accuracy of the methods that were run on each; {_protocol(sides.values())}."
+    draw = partial(figures.per_class_panels, settings)
+    return _drawn([("per_class", "Each class under attack", about, draw)], stem) if shared else []
 
 
 def _drawn(wanted: Sequence[tuple[str, str, str, Draw]], stem: Path) -> list[Picture]:

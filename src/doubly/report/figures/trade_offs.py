@@ -1,7 +1,7 @@
 """One mark per method: the weakest classes against all of them, and what robustness costs."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from matplotlib.transforms import Bbox
 
 from doubly.report.collect import mean_sd
 from doubly.report.figures.style import COLOURS, INK, finish, log_if_wide, look, style
-from doubly.report.figures.values import ByMethod, Floats, attack_of, named
+from doubly.report.figures.values import ByMethod, Floats, attack_of, named, over_seeds
 from doubly.report.run_result import RunResult
 
 Point = tuple[float, float]
@@ -52,8 +52,8 @@ def pareto(results_by_method: ByMethod, path: Path) -> bool:
 def cost(results_by_method: ByMethod, path: Path) -> bool:
     """RA-PGD and RA-Tail-30 against training time and, where recorded, passes through the network per step."""
     shown = named(results_by_method)
-    seconds = {label: _known(run.seconds for run in runs) for label, runs in shown.items()}
-    passes = {label: _known(sum(run.passes) for run in runs) for label, runs in shown.items()}
+    seconds = {label: float(over_seeds([[run.seconds] for run in runs])[0][0]) for label, runs in shown.items()}
+    passes = {label: float(over_seeds([[sum(run.passes)] for run in runs])[0][0]) for label, runs in shown.items()}
     longest = max((value for value in seconds.values() if value > 0), default=0.0)
     _, unit, name = next(row for row in UNITS if longest >= row[0])
     panels = {"passes per step, forward and backward": passes}  # first, since no machine changes them
@@ -86,12 +86,6 @@ def _stem(axes: Axes, index: int, label: str, x: float, runs: Sequence[RunResult
     axes.plot([x, x], [low, top], color=look(index)["color"], linewidth=1)
     axes.plot(x, top, linestyle="", markersize=6.5, label=label, **look(index))
     axes.plot(x, low, linestyle="", markersize=6.5, markerfacecolor="none", **look(index))
-
-
-def _known(values: Iterable[float]) -> float:
-    """The mean of the seeds that recorded it."""
-    found = [value for value in values if not math.isnan(value)]
-    return float(np.mean(found)) if found else math.nan
 
 
 def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
