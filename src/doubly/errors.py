@@ -13,3 +13,14 @@ class Interrupted(Exception):  # noqa: N818 - nothing went wrong
     """A signal asked to stop; what was done stands, and `--resume` or the same command goes on from there."""
 
     number = 2  # of the signal
+
+
+class ProcessLost(RuntimeError):  # noqa: N818 - nothing is wrong with this one
+    """Another process of this run is gone or out of reach."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"another process of this run has ended or cannot be reached ({reason:.160}): its own message, if it left "
+            "one, says why; the run goes on from its last checkpoint with --resume, under torchrun --max-restarts by "
+            "itself"
+        )
