@@ -33,7 +33,7 @@ from doubly.runs.meter import Meter
 from doubly.runs.microbatches import gradient
 from doubly.runs.own_model import without_initial_weights
 from doubly.runs.passes import counted
-from doubly.runs.processes import joined, restarted
+from doubly.runs.processes import joined, restarts
 from doubly.runs.saved_config import to_json
 from doubly.runs.standard_attacks import chosen
 from doubly.runs.training import Training
@@ -77,7 +77,7 @@ def train_run(
             parallel.agree("settings", _words(run), "give every process the same command")
             rundir = None if output is None else RunDir(output)
             if rundir is not None:
-                parallel.first(partial(_claim, held, run, rundir, resume or restarted()))
+                parallel.first(partial(_claim, held, run, rundir, resume or restarts() > 0))
                 if checkpoint.find(rundir.checkpoints, "last"):
                     run = replace(run, model=without_initial_weights(run.model))
             training = Training.begin(run, splits or _loaded(run, watch), model)
