@@ -31,8 +31,8 @@ class Turns:
     class Waiting(Exception):  # noqa: N818  # not an error
         """Abandons a part until the others have come as far."""
 
-    def __init__(self, parts: int) -> None:
-        self.parts, self.known = parts, list[Tensor]()
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes, self.known = sizes, list[Tensor]()
         self.brought: dict[int, Tensor] = {}
         self.part = self.asked = 0
 
@@ -51,7 +51,7 @@ class Turns:
 
     def answer(self) -> None:
         """All parts have brought their values: now they are known, with those of the other processes."""
-        self.known.append(_gather(torch.cat([self.brought[part] for part in range(self.parts)])))
+        self.known.append(_gather(torch.cat([self.brought[part] for part in range(len(self.sizes))])))
         self.brought = {}
 
 
@@ -85,7 +85,8 @@ def rows(start: int, of: int) -> Any:
     return _as(_Alone(start, of))
 
 
-def _processes() -> tuple[int, int]:
+def processes() -> tuple[int, int]:
+    """(rank, number) of the processes themselves, whatever view is taken of them."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -93,18 +94,21 @@ def _processes() -> tuple[int, int]:
 
 def world() -> tuple[int, int]:
     """(rank, number of processes)"""
-    view, (rank, size) = _view.get(), _processes()
+    view, (rank, size) = _view.get(), processes()
     if isinstance(view, Turns):
-        return rank * view.parts + view.part, size * view.parts
+        return rank * len(view.sizes) + view.part, size * len(view.sizes)
     return (0, 1) if view is not None else (rank, size)
 
 
 def uniform(like: Tensor, generator: torch.Generator) -> Tensor:
     """Uniform in [0,1), drawn for the global batch on the CPU and sliced by rank: alike at any number of processes."""
-    view, (rank, size), count = _view.get(), world(), like.shape[0]
+    view, (rank, size), count = _view.get(), processes(), like.shape[0]
     start, total = rank * count, size * count
-    if isinstance(view, _Alone) and view.rows is not None:
-        start, total = view.start, view.rows
+    if isinstance(view, Turns):
+        own = sum(view.sizes)
+        start, total = rank * own + sum(view.sizes[: view.part]), size * own
+    elif view is not None:
+        start, total = view.start, count if view.rows is None else view.rows
     drawn = torch.rand(total, *like.shape[1:], generator=generator)
     return drawn[start : start + count].to(like.device, like.dtype)
 
@@ -118,7 +122,7 @@ def gather(values: Tensor) -> Tensor:
 
 
 def _gather(values: Tensor) -> Tensor:
-    size = _processes()[1]
+    size = processes()[1]
     if size == 1:
         return values
     parts = [torch.empty_like(values, memory_format=torch.contiguous_format) for _ in range(size)]
@@ -137,15 +141,16 @@ def assembled(part: Tensor, start: int, of: int) -> Tensor:
 
 
 def mean(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Of each tensor, over the ranks; one exchange for all of them."""
+    """Of each tensor, over the samples of all ranks, each of which brings the mean of its own; one exchange for all."""
     if world()[1] == 1:
         return list(tensors)
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    if _view.get() is None:
-        _reached(dist.all_reduce, flat)
-        flat /= world()[1]
+    flat, view = torch.cat([tensor.flatten() for tensor in tensors]), _view.get()
+    if isinstance(view, Turns):
+        shares = flat.new_tensor(view.sizes * processes()[1])
+        flat = shares / shares.sum() @ gather(flat[None])
     else:
-        flat = gather(flat[None]).mean(0)
+        _reached(dist.all_reduce, flat)
+        flat /= processes()[1]
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
@@ -176,7 +181,7 @@ def average_gradients(
 
 def total(values: Tensor) -> Tensor:
     """The sum over the ranks, which may be differentiated, and twice; for networks whose layers speak to each other."""
-    return values if _processes()[1] == 1 else _Total.apply(values)  # type: ignore[no-untyped-call]
+    return values if processes()[1] == 1 else _Total.apply(values)  # type: ignore[no-untyped-call]
 
 
 class _Total(torch.autograd.Function):

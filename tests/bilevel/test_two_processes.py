@@ -85,7 +85,8 @@ def run(problem=problem, **options):
         steps=STEPS,
         processes=parallel,
     )
-    history = {name: found.history[name] for name in ("value", "gradient", "step_size")}
+    names = ("value", "gradient", "step_size", "gap", "residual")
+    history = {name: found.history[name].nan_to_num(-1) for name in names}
     named = {"theta a": theta["a"], "theta b": theta["b"], "delta": found.delta, "u": found.u, **history}
     return {**named, **{f"state {key}": value for key, value in found.state.items()}}
 

@@ -12,6 +12,7 @@ from doubly.attacks.mode import (
     statistics_frozen,
 )
 from doubly.attacks.n_fgsm import NFGSM
+from doubly.attacks.once import Once
 from doubly.attacks.pgd import PGD
 
 ATTACKS: dict[str, type] = {"pgd": PGD, "fgsm": FGSM, "n_fgsm": NFGSM}
@@ -21,6 +22,7 @@ __all__ = [
     "FGSM",
     "NFGSM",
     "PGD",
+    "Once",
     "attacked",
     "clean_pass",
     "device_of",

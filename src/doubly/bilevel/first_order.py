@@ -7,7 +7,7 @@ With v_i = (C_i + damping)^-1 dg_i/d delta, the mixed derivative along v is a di
 t is small (t max|v| = `span`): ReLU networks change their piece within a full v.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,22 +47,25 @@ def cid_first_order(
     gather: Callable[[Tensor], Tensor] = identity,
     span: float = 1e-4,
     limit: float = 1.0,
+    mean: Callable[[Sequence[Tensor]], Sequence[Tensor]] = identity,
 ) -> Direction:
     """As `cid` with a `Diagonal` solve, for two plain passes: `problem` at delta and `shifted` beside it.
 
     `shifted` is the same function without side effects. The gradient reaches `parameters` and nothing else; the term's
-    length is bounded by `limit` times that of the gradient without it.
+    length is bounded by `limit` times that of the gradient without it. `mean` averages over all processes.
     """
     parameters = [p for p in parameters if p.requires_grad]
     delta = delta.detach().requires_grad_()
     outer, _, aux = problem(delta)
     values = outer.detach()
-    weights, state = composition.update(values, gather(values), state)
+    everyone = gather(values)
+    all_weights, _ = composition.update(everyone, everyone, state)
+    weights, state = composition.update(values, everyone, state)
     slope, *here = torch.autograd.grad((weights * outer).sum(), [delta, *parameters], allow_unused=True)
     with torch.no_grad():
         # The slope carries the weight, so it is divided by it. Batch norm adds to it what the sample does to others, by
         # their weights; far below the mean weight that is all there is, so v fades out there, where it adds little.
-        floor = (0.3 * gather(weights).mean()).clamp_min(torch.finfo(delta.dtype).tiny)
+        floor = (0.3 * all_weights.mean()).clamp_min(torch.finfo(delta.dtype).tiny)
         faded = weights / weights.abs().clamp_min(floor).square()
         v = inverse_curvature * slope * faded.view(-1, *[1] * (delta.dim() - 1))
         longest = gather(v.abs().amax()[None]).amax().clamp_min(torch.finfo(delta.dtype).tiny)
@@ -71,8 +74,10 @@ def cid_first_order(
     )
     plain = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, here, strict=True)]
     quotients = [g if h is None else (h - g) * (longest / span) for g, h in zip(plain, there, strict=True)]
+    averages = mean([part / len(values) for part in (*plain, *quotients)])
+    plain, quotients = list(averages[: len(plain)]), list(averages[len(plain) :])
     # A kink of the network between the two points makes the quotient arbitrarily long; the term itself is a fraction.
     shrink = (limit * _norm(plain) / _norm(quotients).clamp_min(torch.finfo(delta.dtype).tiny)).clamp_max(1)
-    gradients = [(g + shrink * q) / len(values) for g, q in zip(plain, quotients, strict=True)]
+    gradients = [g + shrink * q for g, q in zip(plain, quotients, strict=True)]
     scalar = _WithGradient.apply((weights * values).mean(), len(parameters), *parameters, *gradients)  # type: ignore[no-untyped-call]
     return Direction(scalar, values, weights, aux, state)

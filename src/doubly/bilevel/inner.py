@@ -1,13 +1,14 @@
 """The one inner loop: K projected steps on h_i(delta), all samples at once (Algorithm 1, lines 4-7)."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from doubly.bilevel.face import Face, flat
 
+T = TypeVar("T")
 Inner = Callable[[Tensor], Tensor]  # delta (B, ...) -> h_i (B,)
 
 
@@ -37,7 +38,7 @@ class StepRule(Protocol):
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
-def identity(values: Tensor) -> Tensor:
+def identity(values: T) -> T:
     return values
 
 

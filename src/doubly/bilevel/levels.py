@@ -141,11 +141,15 @@ class Levels:
         return {
             "value": found.value.item(),
             "gradient": found.gradient.item(),
-            "gap": unknown if slope is None else gap(here.constraint, rows, slope).max().item(),
-            "residual": unknown if residual is None else residual.max().item(),
+            "gap": unknown if slope is None else self._largest(gap(here.constraint, rows, slope)),
+            "residual": unknown if residual is None else self._largest(residual),
             "step_size": float(optimizer.param_groups[0]["lr"]),
             "eta": getattr(here.composition, "eta", unknown),
         }
+
+    def _largest(self, numbers: Tensor) -> float:
+        """Over the rows of all processes."""
+        return self.processes.gather(numbers.max()[None]).max().item()
 
     def guarded(self, number: int, quiet: bool, *given: Any) -> Found:
         """A step that says its number where it fails, and does not repeat that a solve was missed."""

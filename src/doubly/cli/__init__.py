@@ -1,6 +1,7 @@
 """The command line: doubly train | evaluate | report | … Each verb imports what it needs, so help comes at once."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,14 +14,18 @@ from rich.table import Table
 
 from doubly import __version__
 from doubly.cli.options import parsed, taken
-from doubly.errors import Interrupted, UsageError
+from doubly.errors import Interrupted, ProcessLost, UsageError
 
 OUT, ERR = Console(), Console(stderr=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0, 2 for input that can be mended, 130 or 143 when stopped by a signal."""
+    """Run one verb; returns the exit code: 0, 2 for input that can be mended, 130 or 143 when stopped by a signal, 75
+    where another process of the same run was lost."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
+    OUT.quiet = rank != "0"  # of the processes of torchrun the first one speaks
+    name = "doubly" if rank == "0" else f"doubly, process {rank}"
     if not words or words[0] in ("-h", "--help"):
         _help()
         return 0 if words else 2
@@ -30,16 +35,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words[0] not in VERBS:
             raise UsageError(f"there is no verb '{words[0]}': valid are {', '.join(VERBS)}")
+        if words[0] not in TOGETHER and os.environ.get("WORLD_SIZE", "1") != "1":
+            raise UsageError(
+                f"{words[0]} is for one process: leave torchrun away, which is for {' and '.join(TOGETHER)}"
+            )
         return VERBS[words[0]](words[1:]) or 0
     except Interrupted as ending:
-        ERR.print(f"doubly: {ending}", highlight=False, markup=False, soft_wrap=True)
+        ERR.print(f"{name}: {ending}", highlight=False, markup=False, soft_wrap=True)
         return 128 + ending.number
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         return 141
+    except ProcessLost as lost:
+        ERR.print(f"{name}: {lost}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return 75
     except (UsageError, ArithmeticError, OSError) as problem:  # OSError: a full disk, a folder that may not be written
-        ERR.print(f"doubly: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
+        ERR.print(f"{name}: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
         return 2
 
 
@@ -356,6 +368,8 @@ def data(arguments: list[str]) -> int:
 
     return data_verbs(arguments, OUT)
 
+
+TOGETHER = ("train", "evaluate")  # verbs that several processes work on
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,

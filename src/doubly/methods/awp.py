@@ -10,7 +10,6 @@ then v is taken off, so weight decay acts on w + v; here it acts on w, a differe
 batch norm remembers the pass at w + v; the losses, weights, logits and state handed out are those at w + v too.
 """
 
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doubly import parallel
-from doubly.attacks import draws, repeating, statistics_frozen
+from doubly.attacks import Once, draws, repeating, statistics_frozen
 from doubly.errors import UsageError
 from doubly.methods.at import AT
 from doubly.types import Batch, Method, Moment, Objective, State
@@ -54,13 +53,13 @@ class AWP:
         if self.gamma == 0 or moment.progress < self.warm_up:
             return self.method.objective(model, batch, state, moment)
         method: Any = self.method
-        attack = _Once(getattr(method, "attack", None))
+        attack = Once(getattr(method, "attack", None))
         if attack.attack is not None:
             method = replace(method, attack=attack)
         with statistics_frozen(model), repeating(draws()):  # dropout draws the same in both passes
             here = method.objective(model, batch, state, moment)
         moved = _Moved(model, self.perturbation(model, here.scalar))
-        attack.replaying = True
+        attack.again()
         there: Objective = method.objective(moved, batch, state, moment)
         rise = (there.scalar - here.scalar).detach()
         return replace(there, record={**there.record, "awp_rise": rise})
@@ -75,8 +74,7 @@ class AWP:
             )
         gradients = torch.autograd.grad(scalar, list(weights.values()), materialize_grads=True)
         found = {}
-        for (name, weight), own in zip(weights.items(), gradients, strict=True):
-            gradient = parallel.gather(own[None]).mean(0)
+        for (name, weight), gradient in zip(weights.items(), parallel.mean(gradients), strict=True):
             found[name] = self.gamma * weight.detach().norm() / (gradient.norm() + 1e-20) * gradient
         return found
 
@@ -91,38 +89,3 @@ class _Moved(nn.Module):
     def forward(self, x: Tensor) -> Any:
         own = dict(self.model.named_parameters())
         return functional_call(self.model, {name: own[name] + shift for name, shift in self.shifts.items()}, (x,))
-
-
-class _Once:
-    """An attack that is run once. Replaying, it hands out the same delta and shows `value` the same logits."""
-
-    def __init__(self, attack: Any) -> None:
-        self.attack, self.replaying = attack, False
-        self.found: deque[tuple[Tensor, list[Tensor]]] = deque()  # of each call: delta, the logits of its steps
-
-    def __getattr__(self, name: str) -> Any:  # threat, loss, …
-        return getattr(self.attack, name)
-
-    def __call__(self, *given: Any) -> Tensor:
-        return self._once(self.attack, given, [])
-
-    def diverge(self, *given: Any) -> Tensor:
-        return self._once(self.attack.diverge, given, [])
-
-    def search(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Any) -> Tensor:
-        steps: list[Tensor] = []
-
-        def watched(logits: Tensor) -> Any:
-            steps.append(logits.detach())
-            return value(logits)
-
-        with torch.no_grad():
-            for logits in self.found[0][1] if self.replaying else []:
-                value(logits)
-        return self._once(self.attack.search, (model, x, y, generator, watched), steps)
-
-    def _once(self, run: Any, given: tuple[Any, ...], steps: list[Tensor]) -> Tensor:
-        if self.replaying:
-            return self.found.popleft()[0]
-        self.found.append((run(*given), steps))
-        return self.found[-1][0]

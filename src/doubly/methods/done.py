@@ -134,7 +134,15 @@ class DONE:
                     return problem(delta)
 
             return cid_first_order(
-                problem, without_side_effect, delta, composition, state, inverse, model.parameters(), parallel.gather
+                problem,
+                without_side_effect,
+                delta,
+                composition,
+                state,
+                inverse,
+                model.parameters(),
+                parallel.gather,
+                mean=parallel.mean,
             )
         if self.curvature == "barrier":
             return cid(problem, delta, composition, state, Diagonal(inverse), gather=parallel.gather)

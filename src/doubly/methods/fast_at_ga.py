@@ -68,9 +68,11 @@ class FastATGA:
 
 
 def _mean_cosine(constant: Tensor, other: Tensor) -> Tensor:
-    """Over the samples of this process whose gradients are not zero; 1 where there is none."""
+    """This process's share of the mean over all samples whose gradients are not zero; 1 where there is none."""
     tiny = torch.finfo(other.dtype).tiny
     alive = (constant.square().sum(1) > tiny) & (other.detach().square().sum(1) > tiny)
-    if not alive.any():
+    everyone = parallel.gather(alive.long())
+    if not everyone.any():
         return torch.ones((), dtype=other.dtype, device=other.device)
-    return torch.cosine_similarity(constant[alive], other[alive], dim=1).mean()
+    cosines = torch.cosine_similarity(constant[alive], other[alive], dim=1)
+    return cosines.sum() * (len(everyone) / len(alive)) / everyone.sum()

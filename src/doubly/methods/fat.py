@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks import PGD
 from doubly.bilevel import GradientStep, NormalisedStep, SignStep
 from doubly.checks import check_logits
@@ -68,7 +67,7 @@ class FAT:
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
-        record = {"backpropagations": parallel.gather(taken).to(losses).mean()}
+        record = {"backpropagations": taken.to(losses).mean()}
         return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state, record)
 
     def stopped(self, model: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, Tensor]:

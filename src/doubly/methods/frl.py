@@ -72,7 +72,8 @@ class FRL:
 
         errors = CrossEntropy()(clean, y), kl_divergence(clean, logits)
         weights = [row[y] for row in class_weights(state["multipliers"])]
-        weights = [(weight / parallel.gather(weight).mean()).to(errors[0]) for weight in weights]
+        means = parallel.gather(torch.stack(weights, 1)).mean(0)
+        weights = [(weight / mean).to(errors[0]) for weight, mean in zip(weights, means, strict=True)]
         scalar = (weights[0] * errors[0] + self.beta * weights[1] * errors[1]).mean()
         losses = (errors[0] + self.beta * errors[1]).detach()
         shown = (weights[0] + self.beta * weights[1]) / (1 + self.beta)  # of a sample's two weights, the mean

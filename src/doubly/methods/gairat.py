@@ -77,7 +77,7 @@ class GAIRAT:
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
         kappa = kappa.to(losses)
-        record = {"kappa": parallel.gather(kappa).mean()}
+        record = {"kappa": kappa.mean()}
         weights = self.weights(kappa, moment.progress)
         return Objective((weights * losses).mean(), losses.detach(), weights, logits.detach(), state, record)
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from doubly import parallel
 from doubly.attacks import attacked, evaluating
 from doubly.checks import check_scores
 from doubly.data import Images, KeptImages, Splits
 from doubly.data.holdout import first_of_each, holdout, probe
 from doubly.errors import UsageError
 from doubly.runs.config import Run
+from doubly.runs.processes import local_rank
 from doubly.seeding import derived_seed, global_generators
 
 
@@ -27,7 +29,7 @@ class Prepared:
 
 def chosen_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -36,6 +38,17 @@ def chosen_device(name: str) -> torch.device:
             f"device '{name}' is not to be had here ({str(problem).splitlines()[0]}): use auto or cpu"
         ) from None
     return device
+
+
+def _own_gpu() -> torch.device:
+    if parallel.processes()[1] == 1:
+        return torch.device("cuda")
+    if local_rank() >= torch.cuda.device_count():
+        raise UsageError(
+            f"process {local_rank()} of this machine has no GPU of its own, there are {torch.cuda.device_count()}: "
+            "start at most so many processes per machine, or take --device cpu"
+        )
+    return torch.device("cuda", local_rank())
 
 
 def load_splits(run: Run) -> Splits:

@@ -120,12 +120,20 @@ class Run:
     """memory format of images; auto measures both at the start and keeps the faster for the whole run"""
     precision: Literal["float32", "bf16"] = "float32"
     """bf16: autocast of the network on CUDA; losses, weights, u and barrier stay in float32 or better"""
+    microbatch: int | None = None
+    """most images of a step that a process takes at a time, where a batch does not fit its memory: the gradient is
+    summed up over parts, with the weights of the whole batch; batch norm sees a part. None takes all at once"""
+    batch_norm: Literal["global", "local"] = "global"
+    """over several processes. global: statistics of the whole batch, as on one; local: of each process's share, faster,
+    and averaged after each step"""
     save_seconds: float = 20.0
     """least time between two checkpoints inside training"""
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
             raise UsageError(f"epochs and batch must be at least 1, got {self.epochs} and {self.batch}")
+        if self.microbatch is not None and self.microbatch < 1:
+            raise UsageError(f"microbatch is at least 1 image, or none for whole batches, got {self.microbatch}")
         if not 0 <= self.warm_up < 1:
             raise UsageError(f"warm_up is a share of training in [0, 1), got {self.warm_up}")
         if self.average is not None and not 0 <= self.average < 1:

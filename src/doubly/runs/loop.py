@@ -1,9 +1,11 @@
 """The training loop, on plain torch: batch -> objective -> backward -> step, and what is kept of it."""
 
+import re
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ from doubly.data import Splits
 from doubly.data.loader import batches, steps_per_epoch
 from doubly.errors import Interrupted, NonFiniteError, UsageError
 from doubly.evaluation.result import EvalResult, number
+from doubly.models.batch_norm import normalised_globally
 from doubly.rundir import RunDir, append_metrics, lock, truncate_metrics, write_json
 from doubly.runs import checkpoint
 from doubly.runs.alarms import alarms
@@ -27,13 +30,14 @@ from doubly.runs.environment import environment
 from doubly.runs.load import other_configuration
 from doubly.runs.memory import forget_peak, peak_memory
 from doubly.runs.meter import Meter
+from doubly.runs.microbatches import gradient
 from doubly.runs.own_model import without_initial_weights
 from doubly.runs.passes import counted
+from doubly.runs.processes import joined, restarted
 from doubly.runs.saved_config import to_json
 from doubly.runs.standard_attacks import chosen
 from doubly.runs.training import Training
 from doubly.runs.warm_up import warmed
-from doubly.seeding import derived_seed, global_generators
 from doubly.types import Moment
 
 
@@ -69,28 +73,41 @@ def train_run(
     watch = watch or Unwatched()
     threads = torch.get_num_threads()
     try:
-        if output is None:
-            return _train(Training.begin(run, splits or _loaded(run, watch), model), None, watch, stop)
-        with lock(output):
-            _claim(run, RunDir(output), resume)
-            if checkpoint.find(RunDir(output).checkpoints, "last"):
-                run = replace(run, model=without_initial_weights(run.model))
+        with joined(), ExitStack() as held:
+            parallel.agree("settings", _words(run), "give every process the same command")
+            rundir = None if output is None else RunDir(output)
+            if rundir is not None:
+                parallel.first(partial(_claim, held, run, rundir, resume or restarted()))
+                if checkpoint.find(rundir.checkpoints, "last"):
+                    run = replace(run, model=without_initial_weights(run.model))
             training = Training.begin(run, splits or _loaded(run, watch), model)
-            _continue(training, RunDir(output), watch)
-            return _train(training, RunDir(output), watch, stop)
+            if rundir is not None:
+                _continue(training, rundir, watch)
+            if run.batch_norm == "global":
+                held.enter_context(normalised_globally(training.model))
+            return _train(training, rundir, watch, stop)
     finally:
         torch.set_num_threads(threads)
 
 
+def _words(run: Run) -> str:
+    """The run, without the places in memory of what a caller handed over."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(run))
+
+
 def _loaded(run: Run, watch: Watch) -> Splits:
-    splits = load_splits(run)
+    """The first process goes ahead, so that files are fetched and unpacked once."""
+    found: list[Splits] = []
+    parallel.first(lambda: found.append(load_splits(run)))
+    splits = found[0] if found else load_splits(run)
     if splits.note:
         watch.say(splits.note)
     return splits
 
 
-def _claim(run: Run, rundir: RunDir, resume: bool) -> None:
-    """Make sure that the directory is free for this run, or already holds it."""
+def _claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool) -> None:
+    """Keep others out of the directory, and make sure that it is free for this run, or already holds it."""
+    held.enter_context(lock(rundir.path))
     if rundir.config.exists():
         if not resume:
             raise UsageError(
@@ -108,11 +125,18 @@ def _claim(run: Run, rundir: RunDir, resume: bool) -> None:
 
 
 def _continue(training: Training, rundir: RunDir, watch: Watch) -> None:
-    """Go on from the checkpoint, if one stands, and bring the metrics back to it; else the directory is now ours."""
+    """Go on from the checkpoint, if one stands, and bring the directory back to it; else that is now ours."""
     standing = checkpoint.find(rundir.checkpoints, "last")
     if standing is not None:
         training.restore(*checkpoint.load(standing), standing)
         watch.say(f"continuing at epoch {training.epoch}, step {training.step}")
+    here = f"epoch {training.epoch}, step {training.step}"
+    parallel.agree("checkpoints", here, "let the output be a folder that all machines share")
+    parallel.first(partial(_bring_back, training, rundir))
+
+
+def _bring_back(training: Training, rundir: RunDir) -> None:
+    """The directory as it was at the checkpoint."""
     truncate_metrics(rundir.metrics, training.epoch)
     if training.epoch < training.run.epochs:  # what was measured of an earlier epoch is true no longer
         rundir.evaluation.unlink(missing_ok=True)
@@ -141,10 +165,18 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
 
     def save(name: str = "last") -> None:
         nonlocal saved
-        if rundir is not None and parallel.world()[0] == 0:
+        if rundir is not None:
             t.check_weights()
-            checkpoint.save(rundir.checkpoints, name, *t.snapshot())
+            found = t.snapshot()  # of all processes
+            if parallel.world()[0] == 0:
+                checkpoint.save(rundir.checkpoints, name, *found)
             saved = time.monotonic() if name == "last" else saved
+
+    def wishes() -> tuple[bool, bool]:
+        return stop(), due()
+
+    def due() -> bool:
+        return time.monotonic() - saved > run.save_seconds
 
     def progress(step: int) -> float:
         return (t.epoch + step / steps) / run.epochs
@@ -164,14 +196,14 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
             start=t.step,
             channels_last=t.channels_last,
         ):
-            _step(t, batch, Moment(t.epoch, t.step, progress(t.step), run.seed))
+            stopping, saving = _step(t, batch, Moment(t.epoch, t.step, progress(t.step), run.seed), wishes)
             t.step += 1
             t.seconds = time.perf_counter() - begun
             watch.step(t.epoch, t.step, steps)
-            if stop():
+            if stopping:
                 save()
                 raise Interrupted(f"stopped at epoch {t.epoch}, step {t.step}")
-            if time.monotonic() - saved > run.save_seconds:
+            if saving:
                 save()
         row: dict[str, Any] = {
             "epoch": t.epoch,
@@ -197,27 +229,27 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
         if rundir is not None and parallel.world()[0] == 0:
             append_metrics(rundir, row)
         watch.row(row)
-        if last or time.monotonic() - saved > run.save_seconds:
+        if last or parallel.same(due()):
             save()
     return t.evaluated
 
 
-def _step(t: Training, batch: Any, moment: Moment) -> None:
-    """One step of the optimiser."""
+def _step(t: Training, batch: Any, moment: Moment, wishes: Callable[[], Sequence[bool]]) -> list[bool]:
+    """One step of the optimiser; returns which wishes any process has."""
     for group in t.optimizer.param_groups:
         group["lr"] = t.run.optimiser.lr.at(moment.progress)
     with counted(t.model, len(batch.y)) if moment.step == 0 else nullcontext() as passes:
-        with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.autocast():
-            objective = warmed(t.run, moment.progress).objective(t.model, batch, t.state, moment)
-        check_finite(objective.losses, "the losses")
         t.optimizer.zero_grad()
-        objective.scalar.backward()  # type: ignore[no-untyped-call]
-    parallel.average_gradients(t.model.parameters())
+        method = warmed(t.run, moment.progress)
+        objective = gradient(method, t.model, batch, t.state, moment, t.run.microbatch, t.autocast)
+    agreed = parallel.average_gradients(t.model.parameters(), t.local_statistics, wishes())
+    check_finite(objective.losses, "the losses")  # only now: a process that left before would keep the others waiting
     t.check_gradients()
     t.optimizer.step()
     t.state = objective.state
     t.update_average()
     t.meter.add(objective, batch, passes)
+    return agreed
 
 
 def _probe(t: Training) -> dict[str, Any]:

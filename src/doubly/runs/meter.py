@@ -3,41 +3,56 @@
 import torch
 from torch import Tensor
 
+from doubly import parallel
 from doubly.runs.passes import Passes
 from doubly.types import Batch, Objective, State
 
 
-def effective_sample_size(weights: Tensor) -> Tensor:
+def effective_sample_size(sums: Tensor, squares: Tensor) -> Tensor:
     """(sum w)^2 / sum w^2: the number of equally weighted samples that would be as informative."""
-    weights = weights.double()
-    return weights.sum().square() / weights.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+    return sums.square() / squares.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _everybodys(name: str, values: Tensor) -> Tensor:
+    """The samples of all processes; of steps, in which all took part, the sum."""
+    everyone = parallel.gather(values)
+    return everyone.view(-1, *values.shape).sum(0) if name == "steps" else everyone
 
 
 class Meter:
-    """Collects objectives over an epoch; `row` sums them up."""
+    """Collects objectives over an epoch; `row` sums them up. Each process collects its own, and all of them ask alike.
 
-    def __init__(self, collected: State | None = None) -> None:
-        self.parts: dict[str, list[Tensor]] = {name: [values] for name, values in (collected or {}).items()}
+    `before`: what all of them had collected when the epoch was cut, which every one knows.
+    """
+
+    def __init__(self, before: State | None = None) -> None:
+        self.before = before or {}
+        self.parts: dict[str, list[Tensor]] = {}
 
     def add(self, objective: Objective, batch: Batch, passes: Passes | None = None) -> None:
         """`passes`: of this step, where they were counted."""
-        share = effective_sample_size(objective.weights) / len(batch.y)
-        correct = (objective.logits.argmax(1) == batch.y).float()
+        weights = objective.weights.detach().double()
+        step = torch.stack([weights.sum(), weights.square().sum(), weights.new_tensor(float(len(weights)))])
         for name, values in [
-            ("losses", objective.losses),
-            ("weights", objective.weights),
-            ("correct", correct),
-            ("ess", share[None]),
+            ("losses", objective.losses.detach().float()),
+            ("weights", weights.float()),
+            ("correct", (objective.logits.argmax(1) == batch.y).float()),
+            ("steps", step[None]),
         ]:
-            self.parts.setdefault(name, []).append(values.detach().float())
+            self.parts.setdefault(name, []).append(values)
         for name, value in objective.record.items():
             self.parts.setdefault(f"record/{name}", []).append(value.detach().float().reshape(1))
         if passes is not None:
-            self.parts["record/passes_forward"] = [share.new_tensor([passes.forward]).float()]
-            self.parts["record/passes_backward"] = [share.new_tensor([passes.backward]).float()]
+            self.parts["record/passes_forward"] = [step.new_tensor([passes.forward]).float()]
+            self.parts["record/passes_backward"] = [step.new_tensor([passes.backward]).float()]
 
     def collected(self) -> State:
-        return {name: torch.cat(values) for name, values in self.parts.items()}
+        """Of all processes, each of which has to ask."""
+        found = {name: _everybodys(name, torch.cat(values)) for name, values in self.parts.items()}
+        both = {
+            name: [state[name] for state in (self.before, found) if name in state] for name in {**self.before, **found}
+        }
+        return {name: torch.cat(values) for name, values in both.items()}
 
     def row(self) -> dict[str, object]:
         """Means over the epoch's samples; the effective sample size is the mean share of a batch."""
@@ -52,6 +67,6 @@ class Meter:
             "weight_mean": weights.mean().item(),
             "weight_max": weights.max().item(),
             "weight_quantiles": dict(zip(("5%", "50%", "95%"), quantiles, strict=True)),
-            "weight_ess": found["ess"].mean().item(),
+            "weight_ess": (effective_sample_size(*found["steps"][:, :2].T) / found["steps"][:, 2]).mean().item(),
             **{name[7:]: found[name].mean().item() for name in found if name.startswith("record/")},
         }

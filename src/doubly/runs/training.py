@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from doubly import parallel
 from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import steps_per_epoch
@@ -43,10 +44,14 @@ class Training:
     def begin(run: Run, splits: Splits, model: nn.Module | None) -> "Training":
         device = chosen_device(run.device)
         images = prepare(run, splits, device)
+        steps_per_epoch(len(images.train), run.batch)  # refuses what cannot be shared
         model = (model if model is not None else build_model(run, splits.train)).to(device)
         check_model(model, images.train)
+        parallel.agree("training images", images.train.fingerprint(), "give every process the same data")
+        parallel.from_first([*model.parameters(), *model.buffers()])
+        share = run.batch // parallel.world()[1]
         channels_last = run.channels_last == "yes" or (
-            run.channels_last == "auto" and faster_channels_last(model, images.train, run.batch)
+            run.channels_last == "auto" and parallel.same(faster_channels_last(model, images.train, share))
         )
         model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)  # type: ignore[call-overload]
         settings = run.optimiser
@@ -68,6 +73,13 @@ class Training:
     def evaluated(self) -> nn.Module:
         """The network that counts: the averaged one where there is one."""
         return self.model if self.average is None else self.average
+
+    @property
+    def local_statistics(self) -> list[Tensor]:
+        """What each process has counted for itself, and all should know."""
+        if self.run.batch_norm == "global" or parallel.world()[1] == 1:
+            return []
+        return [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
 
     def autocast(self) -> AbstractContextManager[None]:
         if self.run.precision == "bf16" and self.device.type == "cuda":

@@ -1,0 +1,88 @@
+"""The gradient of one batch, whole or in parts that fit the memory: gradient accumulation.
+
+The parts are taken for the shares of as many processes, which take turns (`parallel.Turns`). So a method's weights, u
+and draws are those of the whole batch, and every method accumulates without knowing it. What a method gathers is known
+only once all parts have come to it; until then each part is begun and abandoned there. Attacks are run once. What it
+costs is a forward pass of the batch per exchange that the method makes: one for DONE, none for AT.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from doubly import parallel
+from doubly.attacks import Once
+from doubly.seeding import derived_seed, global_generators
+from doubly.types import Batch, Method, Moment, Objective, State
+
+
+def gradient(
+    method: Method,
+    model: nn.Module,
+    batch: Batch,
+    state: State,
+    moment: Moment,
+    most: int | None = None,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    backward: Callable[[Tensor], None] = lambda scalar: scalar.backward(),  # type: ignore[no-untyped-call]
+) -> Objective:
+    """Leaves the gradient in the parameters, added to what is there; with at most so many images at a time.
+
+    Objectives are formed inside `context`, and `backward` is shown each one's scalar, outside of it.
+    """
+    parts = -(-len(batch.y) // (most or len(batch.y)))
+    if parts == 1:
+        with context():
+            found = _objective(method, model, batch, state, moment)
+        backward(found.scalar)
+        return found
+    shares = [Batch(*part) for part in zip(*(torch.tensor_split(values, parts) for values in batch), strict=True)]
+    attacks: list[list[Once]] = [[] for _ in shares]
+    methods = [_attacking_once(method, kept) for kept in attacks]
+    turns = parallel.Turns([len(share.y) for share in shares])
+    statistics = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    while True:
+        complete = []
+        for k, (share, own) in enumerate(zip(shares, methods, strict=True)):
+            for attack in attacks[k]:
+                attack.again()
+            with turns.turn(k), context(), suppress(parallel.Turns.Waiting):
+                found = _objective(own, model, share, state, moment)
+                complete.append(found)
+            if complete:
+                backward(found.scalar * len(share.y) / len(batch.y))
+                complete[-1] = replace(found, scalar=found.scalar.detach())
+        if complete:
+            return _together(complete)
+        turns.answer()
+        with torch.no_grad():
+            for buffer, before in statistics:  # an abandoned pass is not to be remembered
+                buffer.copy_(before)
+
+
+def _objective(method: Method, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+    """Each process, and each part, has dropout of its own."""
+    purpose = "network" if parallel.world()[0] == 0 else f"network/{parallel.world()[0]}"
+    with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, purpose)):
+        return method.objective(model, batch, state, moment)
+
+
+def _attacking_once(method: Any, kept: list[Once]) -> Any:
+    if hasattr(method, "method"):  # a wrapper
+        return replace(method, method=_attacking_once(method.method, kept))
+    if not hasattr(method, "attack"):
+        return method
+    kept.append(Once(method.attack))
+    return replace(method, attack=kept[-1])
+
+
+def _together(parts: list[Objective]) -> Objective:
+    losses, weights, logits = (torch.cat([getattr(p, name) for p in parts]) for name in ("losses", "weights", "logits"))
+    shares = torch.tensor([len(part.losses) / len(losses) for part in parts]).to(losses)
+    record = {name: shares @ torch.stack([part.record[name].to(losses) for part in parts]) for name in parts[0].record}
+    scalar = shares @ torch.stack([part.scalar for part in parts])
+    return Objective(scalar, losses, weights, logits, parts[-1].state, record)

@@ -1,0 +1,71 @@
+"""Joining the other processes that `torchrun` started, and leaving them; nothing on one process."""
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import doubly
+from doubly import parallel
+from doubly.errors import UsageError
+
+PATIENCE = timedelta(minutes=30)  # with a process that is silent; one that ends is noticed at once
+
+
+def started() -> tuple[int, int]:
+    """(rank, number) of the processes that torchrun started, joined or not; (0, 1) without it."""
+    try:
+        return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    except ValueError:
+        raise UsageError(
+            f"RANK and WORLD_SIZE are numbers, got '{os.environ.get('RANK')}' and '{os.environ.get('WORLD_SIZE')}': "
+            "let torchrun set them, or unset them"
+        ) from None
+
+
+def restarted() -> bool:
+    """Whether torchrun has started these processes anew, after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def local_rank() -> int:
+    """Among the processes of this machine."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+@contextmanager
+def joined(patience: timedelta = PATIENCE) -> Iterator[None]:
+    """Inside, the processes of torchrun know each other; where somebody has joined them already, that one leaves."""
+    rank, size = started()
+    if size == 1 or (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    _join(rank, size, patience)
+    try:
+        versions = f"doubly {doubly.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+        parallel.agree("versions", versions, "install the same ones on every machine")
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _join(rank: int, size: int, patience: timedelta) -> None:
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise UsageError("this build of torch has no gloo backend, which several processes need: install another build")
+    cuda = torch.cuda.is_available()
+    if cuda and not dist.is_nccl_available():
+        raise UsageError("this build of torch has no NCCL, which several GPUs need: install another build")
+    if cuda:
+        torch.cuda.set_device(local_rank() % torch.cuda.device_count())
+    try:
+        # Decisions and draws are exchanged on the CPU, gradients where they are.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=patience)
+    except (ValueError, RuntimeError) as problem:
+        raise UsageError(
+            f"process {rank} of {size} did not reach the others ({str(problem).splitlines()[0]:.160}): start them with "
+            "torchrun, with the same --rdzv-endpoint on every machine"
+        ) from None
