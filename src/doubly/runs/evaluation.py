@@ -23,6 +23,7 @@ from doubly.evaluation.standing import Standing
 from doubly.runs.answers import Answers, answers
 from doubly.runs.autoattack import Ensemble, Watch
 from doubly.runs.curve import curve, curve_attack
+from doubly.runs.earlier import earlier
 from doubly.runs.measuring import Measuring
 from doubly.runs.memory import InPieces, Pieces
 from doubly.runs.output import Kept, Output
@@ -64,7 +65,26 @@ class Evaluation:
             parallel.agree("images", self.given.sha256(), "give every process the same ones, in the same order")
             parallel.agree("settings", f"{self.how} {described(self.attacks)}", "give every process the same")
         watch = self.watch if parallel.world()[0] == 0 else Watch()
-        return replace(self, watch=watch, pieces=Pieces(watch.say))._run()
+        return replace(self, watch=watch, pieces=Pieces(watch.say))._with_earlier()._run()
+
+    def _with_earlier(self) -> "Evaluation":
+        """Where AutoAttack is not asked for, but is done for this network and these images: with it."""
+        folder, images = self.how.output, _part(self.given, self.how.images)
+        if self.ensemble is not None or folder is None or self.ball is None:
+            return self
+        found = earlier(folder, self.ball, len(images), self.how)
+        if found is None:
+            return self
+        again = replace(self, ensemble=found[0], how=found[1])
+        kept = again._ensemble(found[0]).finished(self.model, images.subset(again._attacked_rows(images)))
+        label = found[0].label
+        self.watch.say(
+            f"{label} is kept: it is of this network and these images"
+            if kept
+            else f"{label} of the earlier evaluation is not kept: it is not of this network and these images, or its "
+            "state is gone; add --autoattack or --quick to have it anew"
+        )
+        return again if kept else self
 
     def _run(self) -> EvalResult:
         images, how, gallery = _part(self.given, self.how.images), self.how, Gallery()
