@@ -5,6 +5,15 @@ from torch import Tensor
 
 from doubly.errors import NonFiniteError, UsageError
 
+_OUT_OF_MEMORY = (  # torch has no class of its own for these
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "backend out of memory",
+)
+
 
 def check_images(x: Tensor, y: Tensor) -> None:
     """Images are floats in [0,1], labels whole numbers, one each."""
@@ -48,3 +57,10 @@ def check_finite(values: Tensor, name: str) -> None:
     if not torch.isfinite(values).all():
         bad = int((~torch.isfinite(values)).sum())
         raise NonFiniteError(f"{name}: {bad} of {values.numel()} values are NaN or infinite")
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Of the device or of the machine, whichever way torch says it."""
+    return isinstance(problem, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(problem, RuntimeError) and any(sign in str(problem) for sign in _OUT_OF_MEMORY)
+    )

@@ -130,6 +130,16 @@ def _gather(values: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def assembled(part: Tensor, start: int, of: int) -> Tensor:
+    """The rows of all ranks, of which this one has those from `start` on, or none; each row is one rank's."""
+    if world()[1] == 1:
+        return part
+    whole = part.new_zeros(of, *part.shape[1:])
+    whole[start : start + len(part)] = part
+    _reached(dist.all_reduce, whole)
+    return whole
+
+
 def mean(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Of each tensor, over the samples of all ranks, each of which brings the mean of its own; one exchange for all."""
     if world()[1] == 1:

@@ -15,13 +15,17 @@ from doubly.errors import UsageError
 
 
 def evaluate(arguments: list[str], out: Console, err: Console) -> int:
+    from doubly.runs.processes import joined, started
     from doubly.runs.progress import bar_columns
 
     options, changes = _options(arguments)
+    first = started()[0] == 0
     with stopping():
+        if options.jobs > 1 and started()[1] > 1:
+            raise UsageError("the processes of torchrun share AutoAttack's chunks by themselves: leave out --jobs")
         if options.jobs > 1 and not options.how.sharded:
             run_shards(arguments, options.jobs, err)
-        with Progress(*bar_columns(), console=err, disable=not err.is_terminal) as progress:
+        with joined(), Progress(*bar_columns(), console=err, disable=not (first and err.is_terminal)) as progress:
             watch = _Watch(err, progress)
             run = _run if options.directory is not None else _own
             result, place = run(options, changes, watch)
@@ -129,11 +133,11 @@ def _run(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
 def _own(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
     from doubly.cli.sources import run_of
     from doubly.runs import evaluate
-    from doubly.runs.build import chosen_device, load_splits
+    from doubly.runs.build import chosen_device, fetched_splits
     from doubly.runs.own_model import OwnModel
     from doubly.seeding import global_generators
 
-    splits = load_splits(run_of(options.data, options.data_root, changes))
+    splits = fetched_splits(run_of(options.data, options.data_root, changes))
     test = splits.test
     with global_generators(0):  # a function that fills nothing in draws the same network each time
         model = OwnModel(options.model, options.weights).build(test.x.shape[1], len(test.classes), [0.0], [1.0])

@@ -15,7 +15,7 @@ from doubly.errors import UsageError
 
 
 def reproduce_plan(options: Any, out: Console, err: Console) -> int:
-    from doubly.runs.evaluation import check_folder
+    from doubly.runs.output import check_folder
 
     study = _planned(options, out, err)
     if options.commands:

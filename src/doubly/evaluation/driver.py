@@ -51,6 +51,7 @@ class Driver:
     keep: int = 0  # at most so many of the attacked images
     clock: Remaining | None = None
     tell: Callable[[int, int, Part, int], None] = lambda chunk, of, part, standing: None
+    again: Callable[[Callable[[], Tensor]], Tensor] = lambda work: work()  # begins an attack anew if memory runs out
 
     def __post_init__(self) -> None:
         number, of = self.shard
@@ -64,17 +65,23 @@ class Driver:
         return -(-len(self.samples) // self.size)
 
     def run(self) -> Standing:
-        """Do the chunks of this shard, then put together whatever chunks are done."""
+        return self.outcome(*self.own())
+
+    def own(self) -> tuple[dict[int, State], dict[int, Tensor]]:
+        """Do the chunks of this shard: their states by number, and examples by position, chunk after chunk."""
         self.attack.check(tuple(self.samples.pixels(slice(0, 1)).shape[2:]))
         self.chunks.open()
         examples: dict[int, Tensor] = {}
         mine = range(self.shard[0], self.count, self.shard[1])
-        known = {index: self._chunk(index, examples) for index in mine}
+        return {index: self._chunk(index, examples) for index in mine}, examples
+
+    def outcome(self, known: dict[int, State], examples: dict[int, Tensor]) -> Standing:
+        """Put together what is known and whatever other chunks are done."""
         for index in range(self.count):
             if index not in known and (found := self.chunks.read(index)) and finished(found, self.attack.parts):
                 known[index] = found
         outcome = merged(known, self.samples.y.cpu().numpy(), self.size, self.attack.parts)
-        return replace(outcome, examples=examples)
+        return replace(outcome, examples=dict(list(examples.items())[: self.keep]))
 
     def _chunk(self, index: int, examples: dict[int, Tensor]) -> State:
         first = index * self.size
@@ -132,7 +139,9 @@ class Driver:
         if len(standing):
             index = standing.to(y.device)
             clean, labels, ball = x[index], y[index], self.attack.threat
-            attacked = self.attack.perturb(part, self.forward, clean, labels, self.classes, said.append)
+            attacked = self.again(
+                lambda: self.attack.perturb(part, self.forward, clean, labels, self.classes, said.append)
+            )
             finite = flat(attacked).isfinite().all(1)
             attacked[~finite] = clean[~finite]  # what is no image turns nothing
             inside = (holds(ball, attacked - clean) & is_image(attacked)).cpu()

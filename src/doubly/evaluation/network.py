@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly.attacks import evaluating
-from doubly.checks import check_images, check_logits
+from doubly.checks import check_images, check_logits, is_out_of_memory
 from doubly.errors import UsageError
 
 ROUNDING = 1e-3  # relative to the spread of the logits: more is not rounding but another answer
@@ -53,6 +53,8 @@ def _answered(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Tensor:
             torch.manual_seed(seed)
             logits: Tensor = model(x)
     except Exception as problem:  # whatever somebody's network raises
+        if is_out_of_memory(problem):
+            raise
         reason = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]:.160}"
         raise UsageError(
             f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason}): give images of the size, channels "

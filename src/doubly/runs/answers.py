@@ -1,6 +1,6 @@
-"""The answers of a network to clean and to attacked images, chunk by chunk."""
+"""The answers of a network to clean and to attacked images, chunk by chunk; each process asks for its share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from doubly import parallel
 from doubly.attacks import device_of, evaluating
 from doubly.checks import check_logits
 from doubly.data import Images
@@ -15,6 +16,8 @@ from doubly.errors import UsageError
 from doubly.evaluation.accuracy import Floats, Ints
 from doubly.evaluation.network import sure
 from doubly.losses import CrossEntropy, LogitMargin
+from doubly.runs.memory import Pieces
+from doubly.runs.shares import share, together
 from doubly.seeding import generator
 from doubly.threat import NormBall, holds, is_image
 from doubly.types import Attack
@@ -55,44 +58,128 @@ def answers(
     done: Callable[[int], None] = lambda count: None,
     keep: Tensor | None = None,
     ball: NormBall | None = None,
-    seen: Callable[[str, int, Tensor, Tensor], None] = lambda name, start, losses, points: None,
+    seen: Callable[[str, int, Tensor, Tensor], None] | None = None,
+    pieces: Pieces | None = None,
 ) -> Answers:
     """Attack every image with every attack. The draws belong to the chunk, so `chunk` is part of the protocol.
 
     `keep`: positions of images whose attacked versions are kept, in rising order. `ball`: where an attack that does not
     say its own has to stay. `seen`: is shown each attacked chunk: attack, position of its first image, losses, images.
+    Of several processes each attacks a part of every chunk, `pieces` at a time, and all return the same.
     """
     if chunk < 1:
         raise UsageError(f"a chunk has at least 1 image, got {chunk}")
     for name, attack in attacks.items():
         if getattr(attack, "leaves_the_ball", False):
             raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
-    device, found = device_of(model), Answers()
+    found, wanted = Answers(), keep is not None or seen is not None
+    asking = _Asking(model, images, attacks, seed, ball, wanted, pieces or Pieces(), found)
     parts: dict[str, list[Judged]] = {name: [] for name in ("clean", *attacks)}
-    kept: dict[str, list[Tensor]] = {name: [] for name in attacks}
+    kept: dict[str, list[Tensor]] = {name: [] for name in attacks if keep is not None}
     with evaluating(model):
         for index, start in enumerate(range(0, len(images), chunk)):
-            x, y = (
-                part.to(device)
-                for part in (images.pixels(slice(start, start + chunk)), images.y[start : start + chunk])
-            )
-            parts["clean"].append(_judged(_logits(model, x, y), y))
-            for name, attack in attacks.items():
-                # Attacks begin at the same points: what differs between two of them is then the attack.
-                point = x + attack(model, x, y, generator(seed, 0, index, "evaluation"))
-                logits = _logits(model, point, y)
-                parts[name].append(_judged(logits, y))
-                seen(name, start, parts[name][-1].losses, point)
-                _recheck(model, logits, point, x, getattr(attack, "threat", ball), found)
+            end = min(start + chunk, len(images))
+            y, (clean, *pairs), points = images.y[start:end].cpu(), *asking.chunk(index, start, end)
+            parts["clean"].append(_judged(clean, y))
+            for k, name in enumerate(attacks):
+                first, again = pairs[2 * k : 2 * k + 2]
+                parts[name].append(_judged(first, y))
+                found.n += len(y)
+                found.changed += int(((first.argmax(1) != again.argmax(1)) & sure(first)).sum())
+                if seen is not None:
+                    seen(name, start, parts[name][-1].losses, points[k])
                 if keep is not None:
-                    kept[name].append(point[keep[(keep >= start) & (keep < start + chunk)] - start].cpu())
-            done(start + len(y))
+                    kept[name].append(points[k][keep[(keep >= start) & (keep < end)].cpu() - start])
+            done(end)
+    asking.add_up()
     for name, judged in parts.items():
-        classes, losses, margins = (torch.cat(values).cpu().numpy() for values in zip(*judged, strict=True))
+        classes, losses, margins = (torch.cat(values).numpy() for values in zip(*judged, strict=True))
         found.classes[name] = classes
         found.losses[name], found.margins[name] = losses.astype(np.float64), margins.astype(np.float64)
-    found.attacked = {name: torch.cat(points) for name, points in kept.items() if points}
+    found.attacked = {name: torch.cat(rows) for name, rows in kept.items()}
     return found
+
+
+class _Piece(NamedTuple):
+    """What some rows of a chunk have come to, on the CPU."""
+
+    logits: Tensor  # (B, asked, classes): clean, and of each attack its points, asked twice in different batches
+    points: tuple[Tensor, ...]  # that each attack has led to, (B, ...); none where nobody wants them
+    outside: int
+    largest: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Asking:
+    """Asks the network about one chunk after the other, each process about its share of it."""
+
+    model: nn.Module
+    images: Images
+    attacks: Mapping[str, Attack]
+    seed: int
+    ball: NormBall | None
+    wanted: bool  # the attacked images
+    pieces: Pieces
+    found: Answers
+
+    def chunk(self, index: int, start: int, end: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """The logits of the chunk, and its attacked images, as all processes together find them."""
+        low, high = share(end - start)
+
+        def asked(first: int, last: int) -> _Piece:
+            with parallel.rows(low + first, end - start):
+                return self._piece(index, slice(start + low + first, start + low + last))
+
+        def mine() -> list[_Piece]:
+            if low < high:
+                return self.pieces.of(high - low, asked)
+            with parallel.alone():
+                return [self._nothing(index, start)]
+
+        def whole(parts: Iterable[Tensor]) -> Tensor:
+            return parallel.assembled(torch.cat(list(parts)), low, end - start)
+
+        done = together(mine)
+        for piece in done:
+            self.found.outside += piece.outside
+            self.found.largest = _larger(self.found.largest, piece.largest)
+        points = [whole(parts) for parts in zip(*(piece.points for piece in done), strict=True)]
+        return whole(piece.logits for piece in done).unbind(1), points
+
+    def _piece(self, index: int, rows: slice) -> _Piece:
+        device = device_of(self.model)
+        x, y = self.images.pixels(rows).to(device), self.images.y[rows].to(device)
+        logits, points, outside, largest = [_logits(self.model, x, y).cpu()], [], 0, None
+        for attack in self.attacks.values():
+            # Attacks begin at the same points: what differs between two of them is then the attack.
+            point = x + attack(self.model, x, y, generator(self.seed, 0, index, "evaluation"))
+            logits.append(_logits(self.model, point, y).cpu())
+            with torch.no_grad():
+                logits.append(self.model(point.flip(0)).flip(0).cpu())  # is it answered alike in another batch?
+            points += [point.cpu()] if self.wanted else []
+            allowed, threat = is_image(point), getattr(attack, "threat", self.ball)
+            if isinstance(threat, NormBall):
+                largest = _larger(largest, float(threat.length(point - x).max()) / threat.radius)
+                allowed &= holds(threat, point - x)
+            outside += int((~allowed).sum())
+        return _Piece(torch.stack(logits, 1), tuple(points), outside, largest)
+
+    def _nothing(self, index: int, start: int) -> _Piece:
+        """No rows, of the shapes that the other processes have, which one image tells."""
+        one = self._piece(index, slice(start, start + 1))
+        return _Piece(one.logits[:0], tuple(points[:0] for points in one.points), 0, None)
+
+    def add_up(self) -> None:
+        """What each process has counted by itself."""
+        found = self.found
+        largest = -1.0 if found.largest is None else found.largest
+        counted = parallel.gather(torch.tensor([[float(found.outside), largest]], dtype=torch.float64))
+        found.outside, largest = int(counted[:, 0].sum()), float(counted[:, 1].max())
+        found.largest = None if largest < 0 else largest
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    return max((each for each in (one, other) if each is not None), default=None)
 
 
 def _logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -104,16 +191,3 @@ def _logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def _judged(logits: Tensor, y: Tensor) -> Judged:
     return Judged(logits.argmax(1), CrossEntropy()(logits, y), -LogitMargin()(logits, y))
-
-
-def _recheck(model: nn.Module, first: Tensor, point: Tensor, x: Tensor, threat: object, found: Answers) -> None:
-    """Is the attacked image allowed, and is it answered alike in another batch?"""
-    with torch.no_grad():
-        again = model(point.flip(0)).flip(0)
-    found.n += len(x)
-    found.changed += int(((first.argmax(1) != again.argmax(1)) & sure(first)).sum())
-    allowed = is_image(point)
-    if isinstance(threat, NormBall):
-        found.largest = max(found.largest or 0.0, float(threat.length(point - x).max()) / threat.radius)
-        allowed &= holds(threat, point - x)
-    found.outside += int((~allowed).sum())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from doubly import parallel
 from doubly.attacks import attacked, device_of
 from doubly.attacks.autoattack import AutoAttack, reference_version, warnings_about
 from doubly.attacks.forward import FewShapes, Plain, can_compile, compiled
@@ -21,6 +22,8 @@ from doubly.evaluation.network import model_sha256
 from doubly.evaluation.remaining import Remaining
 from doubly.evaluation.standing import Standing
 from doubly.rundir import read_json
+from doubly.runs.memory import InPieces, Pieces
+from doubly.runs.shares import known_to_all, together
 
 Compile = Literal["auto", "yes", "no"]
 STANDING = 0.5  # share of the images that may stand, for estimates
@@ -53,26 +56,46 @@ class Ensemble:
     shard: tuple[int, int] = (0, 1)
     keep: int = 0
 
-    def run(self, model: nn.Module, images: Images, watch: Watch) -> tuple[Standing, dict[str, Any]]:
+    def run(
+        self, model: nn.Module, images: Images, watch: Watch, pieces: Pieces | None = None
+    ) -> tuple[Standing, dict[str, Any]]:
         """(outcome, what evaluation.json says of it); the model is left as it was found."""
-        device = device_of(model)
+        device, pieces = device_of(model), pieces or Pieces(watch.say)
         few = images.pixels(slice(0, 64)).to(device), images.y[:64].to(device)
+        asked = InPieces(model, pieces)
         with attacked(model, "eval"):
             with torch.no_grad():
                 classes = model(few[0][:1]).shape[1]
             clock = Remaining(self.attack, classes, self._mine(len(images)))
             key = self.key(model, images)
-            forward, fast = self._forward(model, few[0], key, len(images), sum(clock.work.values()), watch)
+            forward, fast = together(
+                lambda: self._forward(model, few[0], key, len(images), sum(clock.work.values()), watch)
+            )
+            if not parallel.gather(torch.tensor([int(fast)])).all():  # one way for all processes
+                forward, fast = Plain(model), False
             forward.passed = _ticking(clock, watch)
             chunks = self._chunks(key, fast)
 
             def tell(chunk: int, of: int, part: str, standing: int) -> None:
                 watch.attack(chunk, of, part, standing, clock.seconds())
 
-            found = Driver(
-                model, forward, images, self.attack, classes, chunks, self.chunk, self.shard, self.keep, clock, tell
-            ).run()
-            said = [*warnings_about(model, *few), *found.warnings]
+            driver = Driver(
+                asked,
+                InPieces(forward, pieces),
+                images,
+                self.attack,
+                classes,
+                chunks,
+                self.chunk,
+                self.shard,
+                self.keep,
+                clock,
+                tell,
+                pieces.again,
+            )
+            known, examples = together(driver.own, patiently=True)
+            found = driver.outcome(*known_to_all(known, examples, self.chunk, images.pixels(slice(0, 1))))
+            said = [*warnings_about(asked, *few), *found.warnings]
         return found, {
             "label": self.attack.label if found.complete else "AutoAttack, incomplete",
             "complete": found.complete,
@@ -96,6 +119,11 @@ class Ensemble:
             known = read_json(self.state / "key.json")
             fast = isinstance(known, dict) and known.get("compiled") is True
             self._chunks(self.key(model, images), fast).open()
+
+    def finished(self, model: nn.Module, images: Images) -> bool:
+        """Whether nothing is left to do but to put it together; `compile` is what it was begun with."""
+        chunks = self._chunks(self.key(model, images), self.compile == "yes")
+        return chunks.finished(-(-len(images) // self.chunk), self.attack.parts)
 
     def _mine(self, images: int) -> int:
         """How many of the images are in the chunks of this shard."""
@@ -137,8 +165,9 @@ class Ensemble:
             chunks.open()
             if chunks.finished(-(-images // self.chunk), self.attack.parts):
                 return Plain(model), begun  # nothing is left to do but to put it together
-        pays = STANDING * images * work * _operations(model, x) / RATES.get(x.device.type, 2e12) > WORTH
-        wanted = begun if begun is not None else (pays if self.compile == "auto" else self.compile == "yes")
+        wanted = self.compile == "yes" if begun is None else begun
+        if begun is None and self.compile == "auto":
+            wanted = STANDING * images * work * _operations(model, x) / RATES.get(x.device.type, 2e12) > WORTH
         if not wanted:
             return Plain(model), False
         fast, said = compiled(model, x) if can_compile(x.device) else (None, "not compiled: there is no C++ compiler")

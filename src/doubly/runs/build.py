@@ -51,6 +51,13 @@ def _own_gpu() -> torch.device:
     return torch.device("cuda", local_rank())
 
 
+def fetched_splits(run: Run) -> Splits:
+    """As `load_splits`; of several processes the first goes ahead, so that files are fetched and unpacked once."""
+    found: list[Splits] = []
+    parallel.first(lambda: found.append(load_splits(run)))
+    return found[0] if found else load_splits(run)
+
+
 def load_splits(run: Run) -> Splits:
     """The source's images, or as many of them as the run asks for; what was left out is noted."""
     splits = run.data.source.load(Path(run.data.root) if run.data.root is not None else None)

@@ -12,6 +12,7 @@ from doubly.evaluation.accuracy import per_class, tail
 from doubly.evaluation.intervals import wilson
 from doubly.runs.answers import answers
 from doubly.runs.measuring import Measuring
+from doubly.runs.memory import Pieces
 from doubly.runs.standard_attacks import described, pgd20
 from doubly.threat import LinfBall, NormBall
 from doubly.types import Attack
@@ -29,12 +30,13 @@ def curve_attack(attacks: Mapping[str, Attack], ball: NormBall | None) -> PGD:
     return pgd
 
 
-def curve(model: nn.Module, images: Images, pgd: PGD, how: Measuring) -> dict[str, Any]:
+def curve(model: nn.Module, images: Images, pgd: PGD, how: Measuring, pieces: Pieces | None = None) -> dict[str, Any]:
     """What evaluation.json says of it. The draws are alike at every radius, and the steps grow with it."""
     ball: Any = pgd.threat  # curve_attack refuses what is none
     # No pixel moves further than 1, and a box of more is refused.
     shares = [share for share in SHARES if not isinstance(ball, LinfBall) or share * ball.radius <= 1]
-    found = answers(model, images, {f"{share:g}": pgd.scaled(share) for share in shares}, how.seed, how.chunk)
+    attacks = {f"{share:g}": pgd.scaled(share) for share in shares}
+    found = answers(model, images, attacks, how.seed, how.chunk, pieces=pieces)
     y, points = images.y.cpu().numpy(), []
     for name, given in found.classes.items():
         right = given == y

@@ -1,44 +1,36 @@
 """One evaluation, from network and images to a result: attacks, AutoAttack, examples, trust."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from doubly import parallel
 from doubly.attacks import PGD, device_of, evaluating
 from doubly.attacks.autoattack import AutoAttack
 from doubly.data import Images
 from doubly.data.holdout import probe as stratified
 from doubly.errors import UsageError
 from doubly.evaluation import trust
-from doubly.evaluation.examples import check_format, save_examples
 from doubly.evaluation.gallery import Gallery
-from doubly.evaluation.network import check_network
+from doubly.evaluation.network import check_network, model_sha256
 from doubly.evaluation.result import NOT_MEASURED, EvalResult
 from doubly.evaluation.standing import Standing
-from doubly.rundir import RunDir
 from doubly.runs.answers import Answers, answers
 from doubly.runs.autoattack import Ensemble, Watch
 from doubly.runs.curve import curve, curve_attack
+from doubly.runs.earlier import earlier
 from doubly.runs.measuring import Measuring
+from doubly.runs.memory import InPieces, Pieces
+from doubly.runs.output import Kept, Output
+from doubly.runs.shares import together
 from doubly.runs.standard_attacks import described, pgd20
 from doubly.threat import NormBall, Threat
 from doubly.types import Attack
-
-
-class Kept(NamedTuple):
-    """Attacked images, and which images they were."""
-
-    name: str
-    rows: Tensor
-    points: Tensor
-    attack: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,64 +45,86 @@ class Evaluation:
     watch: Watch = field(default_factory=Watch)
     about: Mapping[str, Any] = field(default_factory=dict)  # goes into the protocol
     more: Mapping[str, Any] = field(default_factory=dict)  # goes into evaluation.json beside it
+    pieces: Pieces = field(default_factory=Pieces)
 
     @property
     def ball(self) -> NormBall | None:
         return self.threat if isinstance(self.threat, NormBall) else None
 
+    @property
+    def output(self) -> Output:
+        return Output(self.how.output, self.how.save_examples, self.more)
+
     def run(self) -> EvalResult:
-        """First whether the network is fit to be measured, then the attacks, AutoAttack last."""
-        self._check()
-        images, how = _part(self.given, self.how.images), self.how
+        """First whether the network is fit to be measured, then the attacks, AutoAttack last.
+
+        Of several processes each does its share, and all return the same; the first one speaks and writes.
+        """
+        if parallel.world()[1] > 1:
+            parallel.agree("weights", model_sha256(self.model), "give every process the same network")
+            parallel.agree("images", self.given.sha256(), "give every process the same ones, in the same order")
+            parallel.agree("settings", f"{self.how} {described(self.attacks)}", "give every process the same")
+        watch = self.watch if parallel.world()[0] == 0 else Watch()
+        return replace(self, watch=watch, pieces=Pieces(watch.say))._with_earlier()._run()
+
+    def _with_earlier(self) -> "Evaluation":
+        """Where AutoAttack is not asked for, but is done for this network and these images: with it."""
+        folder, images = self.how.output, _part(self.given, self.how.images)
+        if self.ensemble is not None or folder is None or self.ball is None:
+            return self
+        found = earlier(folder, self.ball, len(images), self.how)
+        if found is None:
+            return self
+        again = replace(self, ensemble=found[0], how=found[1])
+        kept = again._ensemble(found[0]).finished(self.model, images.subset(again._attacked_rows(images)))
+        label = found[0].label
+        self.watch.say(
+            f"{label} is kept: it is of this network and these images"
+            if kept
+            else f"{label} of the earlier evaluation is not kept: it is not of this network and these images, or its "
+            "state is gone; add --autoattack or --quick to have it anew"
+        )
+        return again if kept else self
+
+    def _run(self) -> EvalResult:
+        images, how, gallery = _part(self.given, self.how.images), self.how, Gallery()
         few = _part(images, min(how.trust_images, how.chunk))
         x, y = (part.to(device_of(self.model)) for part in (few.pixels(slice(None)), few.y))
-        invariance = check_network(self.model, x, y)
-        if self.ensemble is not None:
-            self._ensemble(self.ensemble).check(self.model, images.subset(self._attacked_rows(images)))
+        invariance = together(lambda: self._check(images, x, y))
         if how.sharded:
-            clean = self._result(images, answers(self.model, images, {}, how.seed, how.chunk))
+            clean = self._result(images, answers(self.model, images, {}, how.seed, how.chunk, pieces=self.pieces))
             return self._under_autoattack(images, clean)[0]
-        gallery = Gallery()
         result, examples = self._under_attacks(images, gallery)
         result = self._trusted(result, invariance, x, y)
         if how.curve_images is not None:
             pgd = curve_attack(self.attacks, self.ball)
-            result = replace(result, curve=curve(self.model, _part(images, how.curve_images), pgd, how))
+            result = replace(result, curve=curve(self.model, _part(images, how.curve_images), pgd, how, self.pieces))
         if self.ensemble is not None:
-            if how.output is not None and not (how.output / "evaluation.json").exists():
-                self._save(
-                    result, images, gallery
-                )  # hours may pass; what an earlier evaluation found stays till this one ends
+            # Hours may pass; what an earlier evaluation found stays till this one ends.
+            self.output.save(result, images, gallery, over=False)
             result, broken = self._under_autoattack(images, result)
             result = replace(result, trust=trust.completed(result.trust, result, invariance))
             examples += broken
         if examples:
-            saved = {kept.name: self._saved(images, kept) for kept in examples}
+            saved = self.output.examples(images, examples, x.device, self._answer)
             result = replace(result, examples={**result.examples, "saved": saved})
-        self._save(result, images, gallery)
+        self.output.save(result, images, gallery)
         return result
 
-    def _check(self) -> None:
+    def _check(self, images: Images, x: Tensor, y: Tensor) -> dict[str, float]:
+        """Refuses what cannot be measured; returns by how much the answers to some images differ, asked anew."""
         how = self.how
         if how.sharded and self.ensemble is None:
             raise UsageError("a shard is a part of AutoAttack's chunks: ask for autoattack or quick as well")
-        if how.output is not None:
-            check_folder(how.output)
+        if how.sharded and parallel.world()[1] > 1:
+            raise UsageError("the processes of torchrun share AutoAttack's chunks by themselves: leave out the shard")
+        self.output.check(self.given.x.shape[1])
         if how.curve_images is not None:
             curve_attack(self.attacks, self.ball)
-        if how.save_examples is not None:
-            if how.output is None:
-                raise UsageError("attacked images need a folder to be saved in: give an output")
-            check_format(how.save_examples, self.given.x.shape[1])
-
-    def _save(self, result: EvalResult, images: Images, gallery: Gallery) -> None:
-        if self.how.output is None:
-            return
-        if len(gallery.rows):
-            gallery.write(self.how.output, result, images.subset(gallery.rows).pixels(slice(None)))
-        else:  # one of an earlier evaluation would pass for this one's
-            RunDir(self.how.output).gallery.unlink(missing_ok=True)
-        result.save(self.how.output, **self.more)
+        parts = self.pieces.of(len(y), lambda start, end: check_network(self.model, x[start:end], y[start:end]))
+        if self.ensemble is not None:
+            self._ensemble(self.ensemble).check(self.model, images.subset(self._attacked_rows(images)))
+        return {name: max(part[name] for part in parts) for name in parts[0]}
 
     def _under_attacks(self, images: Images, gallery: Gallery) -> tuple[EvalResult, list[Kept]]:
         how = self.how
@@ -119,15 +133,26 @@ class Evaluation:
         def done(count: int) -> None:
             self.watch.images(count, len(images))
 
-        found = answers(self.model, images, self.attacks, how.seed, how.chunk, done, keep, self.ball, gallery.see)
+        found = answers(
+            self.model, images, self.attacks, how.seed, how.chunk, done, keep, self.ball, gallery.see, self.pieces
+        )
         result = self._result(images, found)
         if self.validation is not None:
             others = _part(self.validation, how.images)
-            measured = answers(self.model, others, self.attacks, how.seed, how.chunk)
+            measured = answers(self.model, others, self.attacks, how.seed, how.chunk, pieces=self.pieces)
             result = replace(result, validation=self._result(others, measured))
         if keep is None:
             return result, []
-        return result, [Kept(name, keep, points, self.attacks[name]) for name, points in found.attacked.items()]
+        return result, [self._kept(name, keep, points, self.attacks[name]) for name, points in found.attacked.items()]
+
+    def _kept(self, name: str, rows: Tensor, points: Tensor, attack: Any) -> Kept:
+        threat = getattr(attack, "threat", self.ball)
+        return Kept(name, rows, points, threat if isinstance(threat, NormBall) else None)
+
+    def _answer(self, x: Tensor) -> Tensor:
+        asked = InPieces(self.model, self.pieces)
+        with evaluating(self.model), torch.no_grad():
+            return torch.cat([asked(piece).argmax(1) for piece in torch.split(x, self.how.chunk)])
 
     def _result(self, images: Images, found: Answers) -> EvalResult:
         protocol = {
@@ -156,8 +181,11 @@ class Evaluation:
         if not self.how.trust:
             return result
         pgd = self.attacks.get("pgd", None if self.ball is None else pgd20(self.ball))
-        known = isinstance(pgd, PGD) and self.ball is not None
-        more = trust.probe(self.model, x, y, pgd, self.how.seed) if known and isinstance(pgd, PGD) else []
+        more: list[trust.Line] = []
+        if isinstance(pgd, PGD) and self.ball is not None:
+            attack, asked = pgd, InPieces(self.model, self.pieces)
+            with parallel.alone():  # every process asks alike
+                more = self.pieces.again(lambda: trust.probe(asked, x, y, attack, self.how.seed))
         return replace(result, trust=trust.panel([*trust.from_result(result, invariance), *more]))
 
     def _attacked_rows(self, images: Images) -> Tensor:
@@ -168,13 +196,14 @@ class Evaluation:
         how = self.how
         place = how.state or (how.output / "autoattack" if how.output else None)
         keep = 0 if how.save_examples is None else how.most_examples
-        return Ensemble(attack, how.autoattack_chunk, how.compile, place, how.state is not None, how.shard, keep)
+        shard = how.shard if parallel.world()[1] == 1 else parallel.world()
+        return Ensemble(attack, how.autoattack_chunk, how.compile, place, how.state is not None, shard, keep)
 
     def _under_autoattack(self, images: Images, result: EvalResult) -> tuple[EvalResult, list[Kept]]:
         """The result with AutoAttack's outcome, if all chunks are done; and some of the images that it turned."""
         attack, rows = self.ensemble or AutoAttack(), self._attacked_rows(images)
         run = self._ensemble(attack)
-        standing, about = run.run(self.model, images.subset(rows), self.watch)
+        standing, about = run.run(self.model, images.subset(rows), self.watch, self.pieces)
         state = about.pop("state")  # where it lies is not part of what was found
         if not standing.complete:
             return replace(result, autoattack=about), []
@@ -188,21 +217,7 @@ class Evaluation:
         if not len(turned):
             return result, []
         points = torch.stack([standing.examples[row] for row in turned.tolist()])
-        return result, [Kept(attack.name, rows[turned], points, attack)]
-
-    def _saved(self, images: Images, kept: Kept) -> dict[str, Any]:
-        device = device_of(self.model)
-        part = images.subset(kept.rows).to(device)
-
-        def answer(x: Tensor) -> Tensor:
-            with evaluating(self.model), torch.no_grad():
-                return torch.cat([self.model(piece).argmax(1) for piece in torch.split(x, self.how.chunk)])
-
-        place = (self.how.output or Path()) / "examples" / kept.name
-        threat = getattr(kept.attack, "threat", self.ball)
-        ball = threat if isinstance(threat, NormBall) else None
-        points, clean = kept.points.to(device), part.pixels(slice(None))
-        return save_examples(place, self.how.save_examples or "npz", points, clean, part.y, part.ids, ball, answer)
+        return result, [self._kept(attack.name, rows[turned], points, attack)]
 
 
 def _with_outcome(
@@ -236,12 +251,3 @@ def _part(images: Images, most: int | None) -> Images:
 def _named(classes: tuple[str, ...], highest: int) -> tuple[str, ...]:
     """The names of the data's classes, and numbers for others that the network answered with."""
     return (*classes, *(str(k) for k in range(len(classes), highest + 1)))
-
-
-def check_folder(path: Path) -> None:
-    """Before hours of work: can the results be written there?"""
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UsageError(
-            f"{path} cannot hold the results: {there} is no folder that may be written; choose another output"
-        )

@@ -24,7 +24,7 @@ from doubly.rundir import RunDir, append_metrics, lock, truncate_metrics, write_
 from doubly.runs import checkpoint
 from doubly.runs.alarms import alarms
 from doubly.runs.answers import answers
-from doubly.runs.build import load_splits
+from doubly.runs.build import fetched_splits
 from doubly.runs.config import Probe, Run
 from doubly.runs.environment import environment
 from doubly.runs.load import other_configuration
@@ -96,10 +96,7 @@ def _words(run: Run) -> str:
 
 
 def _loaded(run: Run, watch: Watch) -> Splits:
-    """The first process goes ahead, so that files are fetched and unpacked once."""
-    found: list[Splits] = []
-    parallel.first(lambda: found.append(load_splits(run)))
-    splits = found[0] if found else load_splits(run)
+    splits = fetched_splits(run)
     if splits.note:
         watch.say(splits.note)
     return splits

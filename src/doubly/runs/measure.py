@@ -13,10 +13,12 @@ from doubly.runs.autoattack import Watch
 from doubly.runs.evaluation import Evaluation
 from doubly.runs.measuring import Measuring
 from doubly.runs.own_model import AnyImages, as_images
+from doubly.runs.processes import joined
 from doubly.runs.standard_attacks import Attacks, ball_of, chosen, pgd20
 from doubly.threat import NormBall
 
 
+@joined()
 def evaluate(
     model: nn.Module,
     data: AnyImages,

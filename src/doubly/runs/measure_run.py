@@ -11,13 +11,14 @@ from doubly.evaluation.result import EvalResult
 from doubly.evaluation.summary import KEYS
 from doubly.rundir import RunDir, read_json
 from doubly.runs.autoattack import Watch
-from doubly.runs.build import chosen_device, load_splits
+from doubly.runs.build import chosen_device, fetched_splits
 from doubly.runs.config import Run
 from doubly.runs.environment import command
 from doubly.runs.evaluation import Evaluation
 from doubly.runs.load import load_run, trained
 from doubly.runs.measuring import Measuring
 from doubly.runs.own_model import OwnModel
+from doubly.runs.processes import joined
 from doubly.runs.saved_config import from_json
 from doubly.runs.standard_attacks import Attacks, chosen, pgd20
 from doubly.threat import NormBall
@@ -25,6 +26,7 @@ from doubly.threat import NormBall
 _KEYS = {**KEYS, "autoattack": "ra_aa", "quick": "ra_apgd"}
 
 
+@joined()
 def evaluate_run(
     path: Path,
     which: str = "last",
@@ -46,7 +48,7 @@ def evaluate_run(
     run = run if root is None else replace(run, data=replace(run.data, root=root))
     model, info = trained(path, which, own)
     model.to(chosen_device(device))
-    splits = load_splits(run)
+    splits = fetched_splits(run)
     pgd = run.probe.attack if threat is None else pgd20(threat)
     plain, ensemble = chosen(attacks, pgd, how.seed)
     about = {"split": "test", "checkpoint": which, **({"note": splits.note} if splits.note else {})}
