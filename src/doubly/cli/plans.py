@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from doubly.cli.scheduler import command, report_command, slurm
+from doubly.cli.scheduler import command, report_command, slurm, steps
 from doubly.cli.shown import duration, say
 from doubly.errors import UsageError
 
@@ -134,7 +134,7 @@ class _Study:
         return 0
 
     def write_slurm(self, path: Path) -> int:
-        lines = self.commands
+        lines = [steps(job, self.scale.changes) for job in self.waiting]
         if not lines:
             say(self.out, f"all {len(self.jobs)} runs are done; now: {self.report_command}")
             return 0
