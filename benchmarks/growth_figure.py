@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from doubly.report.figures.style import COLOURS, finish, logarithmic, look, style
+from doubly.report.figures.style import finish, logarithmic, look, style
 
 Curve = dict[str, Any]  # along, who, quantity, x, y
 NAMES = {
@@ -32,6 +33,10 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     """p of y ~ x^p: the slope by least squares, both in logarithms, over the upper half of the points."""
     first = upper(len(x))
     return float(np.polyfit(np.log(x[first:]), np.log(np.maximum(y[first:], 1e-9)), 1)[0])
+
+
+def fitted(curve: Curve) -> str:
+    return f"{exponent(curve['x'], curve['y']):.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 
 def draw(curves: Sequence[Curve], quantity: str, path: Path) -> None:
@@ -61,15 +66,19 @@ def _curve(axes: Axes, curve: Curve, place: int) -> None:
     axes.plot(x, y, color=colour, linewidth=1.4)
     axes.plot(x[:first], y[:first], linestyle="", marker=marker, markersize=5, color=colour, markerfacecolor="white")
     axes.plot(x[first:], y[first:], linestyle="", marker=marker, markersize=5, color=colour, label=curve["who"])
-    text = f"{curve['who']}: exponent {exponent(x, y):.2f}"
-    axes.text(0.04, 0.95 - 0.1 * place, text, transform=axes.transAxes, fontsize=9, color=COLOURS[index], va="top")
+    text = f"{curve['who']}: exponent {fitted(curve)}"
+    axes.text(0.04, 0.96 - 0.1 * place, text, transform=axes.transAxes, fontsize=9, va="top")
 
 
 def _scales(axes: Axes, curves: Sequence[Curve]) -> None:
     """Room above the curves for the exponents."""
     values = [value for curve in curves for value in curve["y"] if value > 0]
     places = curves[0]["x"]
-    logarithmic(axes, "x", places[0], places[-1])
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_locator(FixedLocator([]))
+    axes.tick_params(axis="x", labelsize=9)
     logarithmic(axes, "y", min(values), max(values))
     low, high = min(values) / 1.3, max(max(values), 3 * min(values))
     axes.set_ylim(low, high * (high / low) ** 0.35)
@@ -84,7 +93,7 @@ def table(curves: Sequence[Curve]) -> list[str]:
     for along, who in dict.fromkeys((curve["along"], curve["who"]) for curve in curves):
         here = {c["quantity"]: c for c in curves if (c["along"], c["who"]) == (along, who)}
         x = here["seconds"]["x"]
-        fitted = [f"{exponent(here[quantity]['x'], here[quantity]['y']):.2f}" for quantity in TITLES]
+        fits = [fitted(here[quantity]) for quantity in TITLES]
         range_ = f"{x[0]:,} to {x[-1]:,}"
-        rows.append(f"| {NAMES[along]} | {range_} | {x[upper(len(x))]:,} | {who} | {' | '.join(fitted)} |")
+        rows.append(f"| {NAMES[along]} | {range_} | {x[upper(len(x))]:,} | {who} | {' | '.join(fits)} |")
     return rows

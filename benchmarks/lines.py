@@ -89,7 +89,7 @@ def taking_turns(contestants: Mapping[str, Callable[[], float]], rounds: int) ->
 def shown(line: Line, quick: bool = False) -> tuple[str, str, str, str]:
     """Median, spread, aim and verdict as the page and the terminal have them."""
     if line.unit == "answer":
-        median, spread, aim = "yes" if line.values and line.median else "no", "", "yes"
+        median, spread, aim = "yes" if line.values and line.median else "no" if line.values else "", "", "yes"
     else:
         unit = " s" if line.unit else ""
         median = f"{line.median:.3f}{unit}" if line.values else ""
