@@ -210,6 +210,7 @@ def test_a_command_that_is_not_ours_is_known(command, monkeypatch):
     path, named, said = ROOT / script[1], set(FLAG.findall(script[2])), io.StringIO()
     if "ArgumentParser" in path.read_text():
         monkeypatch.setattr(sys, "argv", [script[1], "--help"])
+        monkeypatch.syspath_prepend(path.parent)  # as Python does for a script
         with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as end:
             runpy.run_path(str(path), run_name="__main__")
         assert end.value.code == 0
