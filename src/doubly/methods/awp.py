@@ -73,10 +73,11 @@ class AWP:
                 'AWP perturbs trained tensors with more than one dimension and "weight" in their name, and the model '
                 "has none: name them so, or train without AWP"
             )
-        gradients = torch.autograd.grad(scalar, list(weights.values()), materialize_grads=True)
+        scale = torch.full_like(scalar, 1024)  # in fp16 the gradient of a mean would vanish
+        gradients = torch.autograd.grad(scalar, list(weights.values()), scale, materialize_grads=True)
         found = {}
         for (name, weight), own in zip(weights.items(), gradients, strict=True):
-            gradient = parallel.gather(own[None]).mean(0)
+            gradient = parallel.gather(own[None] / scale).mean(0)
             found[name] = self.gamma * weight.detach().norm() / (gradient.norm() + 1e-20) * gradient
         return found
 

@@ -207,16 +207,14 @@ def _step(t: Training, batch: Any, moment: Moment) -> None:
     for group in t.optimizer.param_groups:
         group["lr"] = t.run.optimiser.lr.at(moment.progress)
     with counted(t.model, len(batch.y)) if moment.step == 0 else nullcontext() as passes:
-        with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.autocast():
+        with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.precision.autocast():
             objective = warmed(t.run, moment.progress).objective(t.model, batch, t.state, moment)
         check_finite(objective.losses, "the losses")
         t.optimizer.zero_grad()
-        objective.scalar.backward()  # type: ignore[no-untyped-call]
+        t.precision.backward(objective.scalar)
     parallel.average_gradients(t.model.parameters())
-    t.check_gradients()
-    t.optimizer.step()
+    t.take_step()
     t.state = objective.state
-    t.update_average()
     t.meter.add(objective, batch, passes)
 
 

@@ -36,6 +36,10 @@ class Meter:
             self.parts["record/passes_forward"] = [share.new_tensor([passes.forward]).float()]
             self.parts["record/passes_backward"] = [share.new_tensor([passes.backward]).float()]
 
+    def count(self, name: str, times: Tensor) -> None:
+        """Summed over the epoch."""
+        self.parts.setdefault(f"count/{name}", []).append(times.reshape(1))
+
     def collected(self) -> State:
         return {name: torch.cat(values) for name, values in self.parts.items()}
 
@@ -54,4 +58,5 @@ class Meter:
             "weight_quantiles": dict(zip(("5%", "50%", "95%"), quantiles, strict=True)),
             "weight_ess": found["ess"].mean().item(),
             **{name[7:]: found[name].mean().item() for name in found if name.startswith("record/")},
+            **{name[6:]: int(found[name].sum()) for name in found if name.startswith("count/")},
         }

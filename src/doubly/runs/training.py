@@ -1,7 +1,6 @@
 """A run in motion: all that changes while it trains, and all that a checkpoint must hold to go on to the same bits."""
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from doubly.runs.build import Prepared, build_model, check_model, chosen_device,
 from doubly.runs.config import Run
 from doubly.runs.meter import Meter
 from doubly.runs.own_model import fill
+from doubly.runs.precision import Precision
 from doubly.types import State
 
 
@@ -31,6 +31,7 @@ class Training:
     channels_last: bool
     average: nn.Module | None  # exponential moving average of the model
     state: State  # of the method
+    precision: Precision
     sampling: Tensor | None = None  # class probabilities of this epoch
     meter: Meter = field(default_factory=Meter)
     epoch: int = 0
@@ -42,6 +43,7 @@ class Training:
     @staticmethod
     def begin(run: Run, splits: Splits, model: nn.Module | None) -> "Training":
         device = chosen_device(run.device)
+        precision = Precision(run.precision, device)
         images = prepare(run, splits, device)
         model = (model if model is not None else build_model(run, splits.train)).to(device)
         check_model(model, images.train)
@@ -58,7 +60,7 @@ class Training:
         )
         state = run.method.init(images.train.counts())
         average = copy.deepcopy(model).requires_grad_(False) if run.average is not None else None
-        return Training(run, model, images, device, optimizer, channels_last, average, state)
+        return Training(run, model, images, device, optimizer, channels_last, average, state, precision)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -69,21 +71,33 @@ class Training:
         """The network that counts: the averaged one where there is one."""
         return self.model if self.average is None else self.average
 
-    def autocast(self) -> AbstractContextManager[None]:
-        if self.run.precision == "bf16" and self.device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
-        return nullcontext()
+    def take_step(self) -> None:
+        """Step on the gradients. An overflow in fp16 is no error: weights and average stay, and the scale is halved.
 
-    def check_gradients(self) -> None:
-        """Refuse to step on a gradient that is not finite; shorten one that is longer than allowed."""
+        Batch norm and the method have seen the batch by then, and remember it; so they would without a scale.
+        """
+        usable = self._gradients_usable()
+        if usable:
+            self.optimizer.step()
+            self.update_average()
+        if self.precision.scaled:
+            self.meter.count("skipped_steps", torch.tensor(float(not usable), device=self.device))
+
+    def _gradients_usable(self) -> bool:
+        """Refuse a gradient that is not finite, unless the scale may be to blame; shorten one longer than allowed."""
         named = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        self.precision.unscale(self.optimizer)
         norm = torch.nn.utils.get_total_norm(list(named.values()))
-        if not torch.isfinite(norm):
+        finite = bool(torch.isfinite(norm))
+        if self.precision.scaled:
+            self.precision.update(finite)
+        elif not finite:
             for name, gradient in named.items():
                 check_finite(gradient, f"the gradient of {name}")
             check_finite(norm, "the norm of the gradient")
-        if self.run.optimiser.clip is not None:
+        if finite and self.run.optimiser.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.run.optimiser.clip, norm)
+        return finite
 
     def check_weights(self) -> None:
         """No checkpoint holds weights that are not finite, so the last one is always a good one."""
@@ -124,6 +138,7 @@ class Training:
             "channels": self.images.train.x.shape[1],
             "classes": list(self.images.train.classes),
             "data": self.fingerprint,
+            "scaler": self.precision.snapshot(),
             "choices": {"channels_last": self.channels_last, "threads": torch.get_num_threads()},
         }
         return tensors, info
@@ -160,3 +175,4 @@ class Training:
         self.optimizer.load_state_dict(optimizer)
         self.epoch, self.step, self.seconds, self.best = (info[key] for key in ("epoch", "step", "seconds", "best"))
         self.peak = info.get("peak", 0.0)
+        self.precision.restore(info.get("scaler", {}))
