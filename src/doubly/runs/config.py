@@ -121,6 +121,9 @@ class Run:
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     """bf16, fp16: autocast of the network while it trains, fp16 with a scaled loss; losses, weights, u, barrier and
     implicit terms stay in float32 or better, as does every evaluation; for CUDA, on a CPU it is slower than float32"""
+    recompute_activations: bool = False
+    """keep only the inputs of the network's blocks and compute the rest again in each backward pass: about half the
+    memory for a forward pass more, the same numbers; not a saving with DONE's implicit exact (docs/scale.md)"""
     save_seconds: float = 20.0
     """least time between two checkpoints inside training"""
 

@@ -207,7 +207,7 @@ def _step(t: Training, batch: Any, moment: Moment) -> None:
     for group in t.optimizer.param_groups:
         group["lr"] = t.run.optimiser.lr.at(moment.progress)
     with counted(t.model, len(batch.y)) if moment.step == 0 else nullcontext() as passes:
-        with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.precision.autocast():
+        with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.computing():
             objective = warmed(t.run, moment.progress).objective(t.model, batch, t.state, moment)
         check_finite(objective.losses, "the losses")
         t.optimizer.zero_grad()

@@ -1,6 +1,8 @@
 """A run in motion: all that changes while it trains, and all that a checkpoint must hold to go on to the same bits."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +20,7 @@ from doubly.runs.config import Run
 from doubly.runs.meter import Meter
 from doubly.runs.own_model import fill
 from doubly.runs.precision import Precision
+from doubly.runs.recompute import blocks, recomputing
 from doubly.types import State
 
 
@@ -47,6 +50,8 @@ class Training:
         images = prepare(run, splits, device)
         model = (model if model is not None else build_model(run, splits.train)).to(device)
         check_model(model, images.train)
+        if run.recompute_activations:
+            blocks(model)  # refused here, before anything is written
         channels_last = run.channels_last == "yes" or (
             run.channels_last == "auto" and faster_channels_last(model, images.train, run.batch)
         )
@@ -70,6 +75,12 @@ class Training:
     def evaluated(self) -> nn.Module:
         """The network that counts: the averaged one where there is one."""
         return self.model if self.average is None else self.average
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """How the passes of an objective are computed."""
+        with recomputing(self.model) if self.run.recompute_activations else nullcontext(), self.precision.autocast():
+            yield
 
     def take_step(self) -> None:
         """Step on the gradients. An overflow in fp16 is no error: weights and average stay, and the scale is halved.
