@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from doubly.attacks.half import gradients_kept
+
 Mode = Literal["eval", "train"]
 
 
@@ -84,6 +86,7 @@ def attacked(model: nn.Module, mode: Mode) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(parameters_frozen(model))
+        stack.enter_context(gradients_kept(model, device_of(model), alone=mode == "eval"))
         if mode == "eval":
             stack.enter_context(evaluating(model))
         else:

@@ -51,7 +51,8 @@ class FastATGA:
         if self.strength > 0:
             radius = self.attack.threat.radius
             noise = radius * (2 * parallel.uniform(batch.x, moment.generator("alignment")) - 1)
-            with statistics_frozen(model):
+            # The second derivative drowns in half precision.
+            with statistics_frozen(model), torch.autocast(batch.x.device.type, enabled=False):
                 with repeating(stand):
                     here = self._gradient(model, batch.x, batch.y, create_graph=False)
                 with repeating(stand):

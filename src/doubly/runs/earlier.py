@@ -6,6 +6,7 @@ from pathlib import Path
 from doubly.attacks.autoattack import QUICK, STANDARD, AutoAttack
 from doubly.errors import UsageError
 from doubly.rundir import RunDir, read_json
+from doubly.runs.autoattack import Compile
 from doubly.runs.measuring import Measuring
 from doubly.threat import NormBall
 
@@ -20,7 +21,8 @@ def earlier(folder: Path, ball: NormBall, images: int, how: Measuring) -> tuple[
         some = int(about["n"]) if int(about["n"]) < images else None
         if (about["norm"], about["epsilon"]) != (attack.norm, ball.radius):
             return None
-        compile_, chunk = "yes" if about["compiled"] else "no", int(about["chunk"])
+        compile_: Compile = "yes" if about["compiled"] else "no"
+        chunk = int(about["chunk"])
         return attack, replace(how, autoattack_images=some, autoattack_chunk=chunk, compile=compile_)
     except (UsageError, LookupError, TypeError, ValueError):  # nothing there, or nothing that can be read
         return None

@@ -238,13 +238,13 @@ def _step(t: Training, batch: Any, moment: Moment, wishes: Callable[[], Sequence
     with counted(t.model, len(batch.y)) if moment.step == 0 else nullcontext() as passes:
         t.optimizer.zero_grad()
         method = warmed(t.run, moment.progress)
-        objective = gradient(method, t.model, batch, t.state, moment, t.run.microbatch, t.autocast)
+        objective = gradient(
+            method, t.model, batch, t.state, moment, t.run.microbatch, t.computing, t.precision.backward
+        )
     agreed = parallel.average_gradients(t.model.parameters(), t.local_statistics, wishes())
     check_finite(objective.losses, "the losses")  # only now: a process that left before would keep the others waiting
-    t.check_gradients()
-    t.optimizer.step()
+    t.take_step()
     t.state = objective.state
-    t.update_average()
     t.meter.add(objective, batch, passes)
     return agreed
 
