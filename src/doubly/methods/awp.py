@@ -109,7 +109,9 @@ class _Once:
     def diverge(self, *given: Any) -> Tensor:
         return self._once(self.attack.diverge, given, [])
 
-    def search(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Any) -> Tensor:
+    def search(
+        self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Any, *moving: Any
+    ) -> Tensor:
         steps: list[Tensor] = []
 
         def watched(logits: Tensor) -> Any:
@@ -119,7 +121,7 @@ class _Once:
         with torch.no_grad():
             for logits in self.found[0][1] if self.replaying else []:
                 value(logits)
-        return self._once(self.attack.search, (model, x, y, generator, watched), steps)
+        return self._once(self.attack.search, (model, x, y, generator, watched, *moving), steps)
 
     def _once(self, run: Any, given: tuple[Any, ...], steps: list[Tensor]) -> Tensor:
         if self.replaying:
