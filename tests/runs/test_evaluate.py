@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from doubly.evaluation.result import EvalResult
 from doubly.losses import LogitMargin
 from doubly.rundir import read_json
 from doubly.runs import evaluate
+from doubly.runs.autoattack import Watch
 from doubly.seeding import generator
 from doubly.threat import L2Ball, LinfBall
 
@@ -247,6 +249,46 @@ def test_an_evaluation_with_autoattack_comes_back(whole):
     again = EvalResult.load(folder)
     assert again.summary() == plain(found.summary()) and again.ra_aa == found.ra_aa
     assert [d.test.p for d in compare(found, again, resamples=2)] == [1.0] * 3
+
+
+class Said(Watch):
+    def __init__(self):
+        self.said = []
+
+    def say(self, sentence):
+        self.said.append(sentence)
+
+
+def without_autoattack(folder, model=None, radius=0.45, **settings):
+    watch, model = Said(), model or Threshold()
+    return evaluate(model, IMAGES, LinfBall(radius), ["pgd"], output=folder, watch=watch, **settings), watch.said
+
+
+def test_a_later_evaluation_without_autoattack_keeps_its_outcome(whole, tmp_path):
+    found, folder = whole
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    again, said = without_autoattack(tmp_path, seed=1)
+    assert said == ["RA-AA is kept: it was measured on this network and these images"]
+    assert (
+        again.ra_aa == read_json(tmp_path / "evaluation.json")["ra_aa"] == found.ra_aa and again.protocol["seed"] == 1
+    )
+    assert again.answers["autoattack"].tolist() == found.answers["autoattack"].tolist()
+
+
+@pytest.mark.parametrize("change", ["network", "images", "state", "damage", "ball"])
+def test_the_outcome_of_another_evaluation_is_not_kept(whole, tmp_path, change):
+    shutil.copytree(whole[1], tmp_path, dirs_exist_ok=True)
+    model, chunk = Threshold(), next((tmp_path / "autoattack").rglob("chunk-00000.json"))
+    if change == "network":
+        model.scale.data += 1
+    elif change == "state":
+        chunk.unlink()
+    elif change == "damage":
+        chunk.write_text("{}")
+    radius, images = 0.1 if change == "ball" else 0.45, 4 if change == "images" else None
+    again, said = without_autoattack(tmp_path, model, radius, images=images)
+    assert again.ensemble is None and "ra_aa" not in read_json(tmp_path / "evaluation.json")
+    assert [each[:31] for each in said] == ([] if change == "ball" else ["RA-AA of the earlier evaluation"])
 
 
 @pytest.fixture(scope="module")

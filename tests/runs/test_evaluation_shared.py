@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import nn
 from doubly.attacks import PGD
 from doubly.attacks.autoattack import AutoAttack
 from doubly.bilevel import SignStep
+from doubly.cli import main
 from doubly.data import Images
 from doubly.errors import NonFiniteError, UsageError
 from doubly.evaluation.result import EvalResult
@@ -122,6 +124,20 @@ def program(folder):
     sys.exit(any(codes))
 
 
+def under_torchrun(folder, processes, rank):
+    """`doubly evaluate` with what torchrun sets, but for where to meet: a file."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
+    meet = partial(dist.init_process_group, init_method=f"file://{folder / 'again'}", rank=rank, world_size=processes)
+    dist.init_process_group = meet
+    words = f"--model {Path(__file__).stem}:network --data {folder / 'images.npz'} --output {folder / 'command'}"
+    words += " --quick --autoattack-chunk 3 --autoattack-images 6 --compile no --chunk 4 --device cpu --no-trust"
+    np.savez(folder / f"{rank}.npz", x_test=images().x, y_test=images().y, x_train=images().x, y_train=images().y)
+    (folder / f"{rank}.npz").replace(folder / "images.npz")
+    with (folder / f"said-{rank}").open("w") as said, redirect_stdout(said), redirect_stderr(said):
+        codes = [main(["evaluate", *words.split(), *more]) for more in ([], ["--jobs", "2"])]
+    assert codes == [0, 2] and not dist.is_initialized(), codes
+
+
 def fork(folder, processes, rank):
     folder.mkdir(exist_ok=True)
     if (child := os.fork()) != 0:
@@ -130,6 +146,8 @@ def fork(folder, processes, rank):
         dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=processes)
         (folder / f"{rank}.json").write_text(json.dumps(everything(folder)))
         dist.destroy_process_group()
+        if processes == WORLDS[0]:
+            under_torchrun(folder, processes, rank)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -224,6 +242,16 @@ def test_files_are_written_once_and_whole(one, several, folder):
         ):
             assert kept["ids"].tolist() == expected["ids"].tolist() and len(kept["ids"]) == 3
             np.testing.assert_allclose(kept["x"], expected["x"], atol=1e-6)
+
+
+def test_the_command_is_shared_too_and_the_first_process_speaks(launched, folder):
+    place = folder / str(WORLDS[0])
+    found, said = EvalResult.load(place / "command"), [(place / f"said-{rank}").read_text() for rank in (0, 1)]
+    alone = evaluate(network(), images(), attacks=["pgd"], chunk=CHUNK, trust=False)
+    assert found.answers["pgd"].tolist() == alone.answers["pgd"].tolist() and found.label == "RA-APGD"
+    assert "chunk 1 of 2, apgd-ce" in said[0] and "RA-PGD" in said[0] and "wrote" in said[0]
+    refused = "the processes of torchrun share AutoAttack's chunks by themselves: leave out --jobs"
+    assert said[1].strip() == f"doubly, process 1: {refused}"
 
 
 if __name__ == "__main__":

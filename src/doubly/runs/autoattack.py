@@ -123,7 +123,10 @@ class Ensemble:
     def finished(self, model: nn.Module, images: Images) -> bool:
         """Whether nothing is left to do but to put it together; `compile` is what it was begun with."""
         chunks = self._chunks(self.key(model, images), self.compile == "yes")
-        return chunks.finished(-(-len(images) // self.chunk), self.attack.parts)
+        try:
+            return chunks.finished(-(-len(images) // self.chunk), self.attack.parts)
+        except UsageError:  # a damaged file
+            return False
 
     def _mine(self, images: int) -> int:
         """How many of the images are in the chunks of this shard."""

@@ -10,6 +10,11 @@ from doubly.runs.autoattack import Compile
 from doubly.runs.measuring import Measuring
 from doubly.threat import NormBall
 
+KEPT = "is kept: it was measured on this network and these images"
+NOT_KEPT = (
+    "of the earlier evaluation is not kept: it was not measured on this network and these images, or its state is "
+    "gone; with --autoattack or --quick it is measured anew"
+)
 _PARTS = {"RA-AA": STANDARD, "RA-APGD": QUICK}
 
 
@@ -21,8 +26,7 @@ def earlier(folder: Path, ball: NormBall, images: int, how: Measuring) -> tuple[
         some = int(about["n"]) if int(about["n"]) < images else None
         if (about["norm"], about["epsilon"]) != (attack.norm, ball.radius):
             return None
-        compile_: Compile = "yes" if about["compiled"] else "no"
-        chunk = int(about["chunk"])
-        return attack, replace(how, autoattack_images=some, autoattack_chunk=chunk, compile=compile_)
+        compiled: Compile = "yes" if about["compiled"] else "no"
+        return attack, replace(how, autoattack_images=some, autoattack_chunk=int(about["chunk"]), compile=compiled)
     except (UsageError, LookupError, TypeError, ValueError):  # nothing there, or nothing that can be read
         return None

@@ -23,7 +23,7 @@ from doubly.evaluation.standing import Standing
 from doubly.runs.answers import Answers, answers
 from doubly.runs.autoattack import Ensemble, Watch
 from doubly.runs.curve import curve, curve_attack
-from doubly.runs.earlier import earlier
+from doubly.runs.earlier import KEPT, NOT_KEPT, earlier
 from doubly.runs.measuring import Measuring
 from doubly.runs.memory import InPieces, Pieces
 from doubly.runs.output import Kept, Output
@@ -72,19 +72,15 @@ class Evaluation:
         folder, images = self.how.output, _part(self.given, self.how.images)
         if self.ensemble is not None or folder is None or self.ball is None:
             return self
-        found = earlier(folder, self.ball, len(images), self.how)
-        if found is None:
-            return self
-        again = replace(self, ensemble=found[0], how=found[1])
-        kept = again._ensemble(found[0]).finished(self.model, images.subset(again._attacked_rows(images)))
-        label = found[0].label
-        self.watch.say(
-            f"{label} is kept: it is of this network and these images"
-            if kept
-            else f"{label} of the earlier evaluation is not kept: it is not of this network and these images, or its "
-            "state is gone; add --autoattack or --quick to have it anew"
+        asked = earlier(folder, self.ball, len(images), self.how)
+        again = self if asked is None else replace(self, ensemble=asked[0], how=asked[1])
+        done = asked is not None and again._ensemble(asked[0]).finished(
+            self.model, images.subset(again._attacked_rows(images))
         )
-        return again if kept else self
+        done = bool(parallel.gather(torch.tensor([int(done)])).all())  # all processes see it, or none
+        if asked is not None:
+            self.watch.say(f"{asked[0].label} {KEPT if done else NOT_KEPT}")
+        return again if done else self
 
     def _run(self) -> EvalResult:
         images, how, gallery = _part(self.given, self.how.images), self.how, Gallery()
