@@ -28,7 +28,7 @@ from doubly.runs.load import other_configuration
 from doubly.runs.memory import forget_peak, peak_memory
 from doubly.runs.meter import Meter
 from doubly.runs.own_model import without_initial_weights
-from doubly.runs.passes import counted
+from doubly.runs.passes import counted, prediction
 from doubly.runs.saved_config import to_json
 from doubly.runs.standard_attacks import chosen
 from doubly.runs.training import Training
@@ -121,7 +121,8 @@ def _continue(training: Training, rundir: RunDir, watch: Watch) -> None:
     if not rundir.config.exists():
         write_json(rundir.config, to_json(training.run))
     if not rundir.environment.exists():
-        write_json(rundir.environment, environment(training.device))
+        foreseen = prediction(training.run.method, training.images.train)
+        write_json(rundir.environment, {**environment(training.device), **foreseen})
 
 
 def _train(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
