@@ -52,6 +52,7 @@ ELSEWHERE = {  # commands that are not doubly's, and where they are run
     "make demo": "tests/recipes/test_demo.py, with fewer seeds and epochs",
     "pip install .": "by the Makefile, before any test",
     "pip install 'doubly[tensorboard]'": "by the Makefile, as a part of the extra dev",
+    'pip install "doubly[ray]"': "by hand, for the slow test in tests/runs/test_ray_jobs.py",
 }
 # Benchmarks take minutes: their --help is run, or they are compiled where they take no options. test_examples.py runs
 # the examples.

@@ -10,6 +10,7 @@ from doubly.runs import checkpoint
 from doubly.runs.config import Run
 from doubly.runs.environment import environment
 from doubly.runs.load import other_configuration
+from doubly.runs.passes import prediction
 from doubly.runs.saved_config import to_json
 from doubly.runs.training import Training
 
@@ -57,4 +58,6 @@ def _bring_back(training: Training, rundir: RunDir) -> None:
     if not rundir.config.exists():
         write_json(rundir.config, to_json(training.run))
     if not rundir.environment.exists():
-        write_json(rundir.environment, environment(training.device))
+        with parallel.alone():
+            foreseen = prediction(training.run.method, training.images.train)
+        write_json(rundir.environment, {**environment(training.device), **foreseen})

@@ -2,12 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
+import torch
 from torch import Tensor, nn
 
+from doubly import parallel
 from doubly.data import Images
 from doubly.data.loader import batches
+from doubly.methods import FAT
+from doubly.models import SmallCNN
+from doubly.schedules import Constant
+from doubly.seeding import global_generators
 from doubly.types import Method, Moment
 
 
@@ -47,3 +54,36 @@ def passes(method: Method, model: nn.Module, images: Images, size: int) -> Passe
         step.scalar.backward()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
     return found
+
+
+@cache
+def predicted(method: Method, channels: int, classes: int) -> Passes:
+    """Of a step: counted on a tiny network, since they do not depend on it."""
+    if isinstance(method, FAT):  # whose attacks end early: at most so many
+        method = replace(method, tau=Constant(float(method.attack.steps)))
+    images = random_images(16, (channels, 8, 8), classes)
+    with global_generators(0):
+        return passes(method, tiny_network(channels, classes), images, len(images))
+
+
+def prediction(method: Method, images: Images) -> dict[str, dict[str, float]]:
+    """For the record of a run. Nothing where somebody's own method cannot be counted on a tiny network, nor where it
+    would have to talk with other processes, which do not count."""
+    if parallel.world()[1] > 1:
+        return {}
+    try:
+        found = predicted(method, images.x.shape[1], len(images.classes))  # type: ignore[arg-type]  # if hashable
+    except Exception:  # of somebody's own method, and no reason not to train
+        return {}
+    return {"predicted": {"passes_forward": found.forward, "passes_backward": found.backward}}
+
+
+def tiny_network(channels: int, classes: int) -> nn.Module:
+    with global_generators(0):
+        return SmallCNN(2).build(channels, classes, [0.5] * channels, [0.25] * channels)
+
+
+def random_images(n: int, shape: tuple[int, ...], classes: int) -> Images:
+    with global_generators(0):
+        names = tuple(str(k) for k in range(classes))
+        return Images.of(torch.randint(0, 256, (n, *shape), dtype=torch.uint8), torch.arange(n) % classes, names)
