@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from doubly import parallel
+from doubly.attacks import fast
 from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import batches, steps_per_epoch
 from doubly.errors import Interrupted, NonFiniteError, UsageError
 from doubly.evaluation.result import EvalResult, number
 from doubly.rundir import RunDir, append_metrics, lock, truncate_metrics, write_json
-from doubly.runs import checkpoint
+from doubly.runs import checkpoint, compiling
 from doubly.runs.alarms import alarms
 from doubly.runs.answers import answers
 from doubly.runs.build import load_splits
@@ -127,6 +128,7 @@ def _continue(training: Training, rundir: RunDir, watch: Watch) -> None:
 def _train(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
     """The epochs that are left; where a number is not finite, the error says when."""
     try:
+        compiling.prepare(t, watch.say)
         return _epochs(t, rundir, watch, stop)
     except NonFiniteError as problem:
         standing = checkpoint.find(rundir.checkpoints, "last") if rundir else None
@@ -207,7 +209,8 @@ def _step(t: Training, batch: Any, moment: Moment) -> None:
     for group in t.optimizer.param_groups:
         group["lr"] = t.run.optimiser.lr.at(moment.progress)
     with counted(t.model, len(batch.y)) if moment.step == 0 else nullcontext() as passes:
-        with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, "network")), t.autocast():
+        seed = derived_seed(moment.seed, moment.epoch, moment.step, "network")
+        with global_generators(seed), t.autocast(), fast(t.model, t.twins):
             objective = warmed(t.run, moment.progress).objective(t.model, batch, t.state, moment)
         check_finite(objective.losses, "the losses")
         t.optimizer.zero_grad()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from doubly.attacks.forward import Forward, Mode
 from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import steps_per_epoch
@@ -31,6 +32,8 @@ class Training:
     channels_last: bool
     average: nn.Module | None  # exponential moving average of the model
     state: State  # of the method
+    compile: bool | None = None  # whether attacks call compiled twins; decided when the run begins
+    twins: dict[Mode, Forward] = field(default_factory=dict)  # those, by mode
     sampling: Tensor | None = None  # class probabilities of this epoch
     meter: Meter = field(default_factory=Meter)
     epoch: int = 0
@@ -124,7 +127,11 @@ class Training:
             "channels": self.images.train.x.shape[1],
             "classes": list(self.images.train.classes),
             "data": self.fingerprint,
-            "choices": {"channels_last": self.channels_last, "threads": torch.get_num_threads()},
+            "choices": {
+                "channels_last": self.channels_last,
+                "compile": self.compile,
+                "threads": torch.get_num_threads(),
+            },
         }
         return tensors, info
 
@@ -142,7 +149,7 @@ class Training:
         if info.get("data", self.fingerprint) != self.fingerprint:
             raise UsageError(f"{path} was trained on other images than those here: resume it with the same data")
         torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
-        self.channels_last = choices["channels_last"]
+        self.channels_last, self.compile = choices["channels_last"], choices.get("compile")
         for network, group in ((self.model, "model"), (self.average, "average")):
             if network is not None:
                 network.to(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
