@@ -43,6 +43,10 @@ class AWP:
         if isinstance(self.method, AWP):
             raise UsageError("AWP around AWP perturbs the same weights twice: wrap the method inside it, once")
 
+    @property
+    def differentiates_twice(self) -> bool:
+        return getattr(self.method, "differentiates_twice", False)
+
     def init(self, counts: Tensor | None = None) -> State:
         return self.method.init(counts)
 

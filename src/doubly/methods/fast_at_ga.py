@@ -35,6 +35,10 @@ class FastATGA:
         if not self.strength >= 0:
             raise UsageError(f"the strength of gradient alignment is not negative, got {self.strength:g}")
 
+    @property
+    def differentiates_twice(self) -> bool:
+        return self.strength > 0
+
     def init(self, counts: Tensor | None = None) -> State:
         return {}
 

@@ -39,6 +39,10 @@ class FastBAT:
         if not isinstance(self.attack.threat, LinfBall):
             raise UsageError("the implicit gradient of Fast-BAT is that of a box: use LinfBall")
 
+    @property
+    def differentiates_twice(self) -> bool:
+        return self.curvature < float("inf")
+
     def init(self, counts: Tensor | None = None) -> State:
         return {}
 

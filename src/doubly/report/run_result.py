@@ -28,7 +28,7 @@ ROW = ("epoch", "loss", "lr", "r", "weight_ess", "seconds", "passes_forward", "p
 LABELS = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
 FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")  # of few steps and epochs: a table of their own
 # Settings in which two seeds of one method may differ: they decide where and how fast it runs, not what is learnt.
-PER_RUN = ("name", "seed", "output", "device", "channels_last", "save_seconds", "data.root")
+PER_RUN = ("name", "seed", "output", "device", "channels_last", "compile", "save_seconds", "data.root")
 
 
 @dataclass(frozen=True)

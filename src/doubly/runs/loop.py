@@ -19,7 +19,7 @@ from doubly.data.loader import batches, steps_per_epoch
 from doubly.errors import Interrupted, NonFiniteError, UsageError
 from doubly.models.batch_norm import normalised_globally
 from doubly.rundir import RunDir, append_metrics
-from doubly.runs import checkpoint
+from doubly.runs import checkpoint, compiling
 from doubly.runs.alarms import alarms
 from doubly.runs.beginning import claim, go_on
 from doubly.runs.build import fetched_splits
@@ -133,8 +133,9 @@ def _too_large(t: Training) -> str:
 
 
 def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
-    run, saved = t.run, time.monotonic()
     forget_peak(t.device)
+    compiling.prepare(t, watch.say)
+    run, saved = t.run, time.monotonic()
     steps = steps_per_epoch(len(t.images.train), run.batch)
 
     def save(name: str = "last") -> None:

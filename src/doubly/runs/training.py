@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly import parallel
+from doubly.attacks.forward import Forward, Mode, fast
 from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import steps_per_epoch
@@ -36,6 +37,8 @@ class Training:
     average: nn.Module | None  # exponential moving average of the model
     state: State  # of the method
     precision: Precision
+    compile: bool | None = None  # whether attacks call compiled twins; decided when the run begins
+    twins: dict[Mode, Forward] = field(default_factory=dict)  # those, by mode
     sampling: Tensor | None = None  # class probabilities of this epoch
     meter: Meter = field(default_factory=Meter)
     epoch: int = 0
@@ -91,7 +94,8 @@ class Training:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """How the passes of an objective are computed."""
-        with recomputing(self.model) if self.run.recompute_activations else nullcontext(), self.precision.autocast():
+        recompute = recomputing(self.model) if self.run.recompute_activations else nullcontext()
+        with recompute, self.precision.autocast(), fast(self.model, self.twins):
             yield
 
     def take_step(self) -> None:
@@ -162,7 +166,11 @@ class Training:
             "classes": list(self.images.train.classes),
             "data": self.fingerprint,
             "scaler": self.precision.snapshot(),
-            "choices": {"channels_last": self.channels_last, "threads": torch.get_num_threads()},
+            "choices": {
+                "channels_last": self.channels_last,
+                "compile": self.compile,
+                "threads": torch.get_num_threads(),
+            },
         }
         return tensors, info
 
@@ -180,7 +188,7 @@ class Training:
         if info.get("data", self.fingerprint) != self.fingerprint:
             raise UsageError(f"{path} was trained on other images than those here: resume it with the same data")
         torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
-        self.channels_last = choices["channels_last"]
+        self.channels_last, self.compile = choices["channels_last"], choices.get("compile")
         for network, group in ((self.model, "model"), (self.average, "average")):
             if network is not None:
                 network.to(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
