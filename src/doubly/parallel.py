@@ -229,8 +229,11 @@ def agree(what: str, value: str, remedy: str) -> None:
     values = everybodys(value)
     others = [k for k, theirs in enumerate(values) if theirs != values[0]]
     if others:
+        theirs, ours = values[others[0]], values[0]
+        alike = next((k for k, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), 0)
+        start = max(0, alike - 20)  # long texts differ somewhere inside
         raise UsageError(
-            f"process {others[0]} has other {what} than process 0 ({values[others[0]]:.60} and {values[0]:.60}): "
+            f"process {others[0]} has other {what} than process 0 (…{theirs[start:]:.60}… and …{ours[start:]:.60}…): "
             f"{remedy}"
         )
 

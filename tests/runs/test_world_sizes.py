@@ -20,7 +20,7 @@ from doubly.attacks import FGSM, NFGSM
 from doubly.bilevel import BarrierStep, NormalisedStep, SignStep
 from doubly.data import Images, Splits
 from doubly.data.augment import PadCropFlip
-from doubly.errors import Interrupted
+from doubly.errors import Interrupted, UsageError
 from doubly.losses import TradesLoss
 from doubly.methods import AWP, CFOL, FAT, FRL, GAIRAT, MAIL, MART, METHODS, TRADES, WMMR, FastATGA, FastBAT, Standard
 from doubly.rundir import read_metrics
@@ -94,15 +94,15 @@ CASES = {f"plain, {name}": (plain, method) for name, method in METHODS_HERE.item
 }
 
 
-def images() -> Images:
+def images(shift=0.0) -> Images:
     generator = torch.Generator().manual_seed(1)
     y = torch.arange(STEPS * BATCH) % 5
     means = torch.rand(5, 1, 6, 6, generator=generator, dtype=torch.float64)
     x = 0.5 * means[y] + 0.5 * torch.rand(len(y), 1, 6, 6, generator=generator, dtype=torch.float64)
-    return Images(x, y, tuple("abcde"))
+    return Images(x.clamp_max(1 - shift), y, tuple("abcde"))
 
 
-def trained(case, output=None, stop=lambda: False, resume=False, **changes) -> dict[str, torch.Tensor]:
+def trained(case, output=None, stop=lambda: False, resume=False, shift=0.0, **changes) -> dict[str, torch.Tensor]:
     build, method = CASES[case]
     torch.manual_seed(0)
     model = build().double()
@@ -111,7 +111,7 @@ def trained(case, output=None, stop=lambda: False, resume=False, **changes) -> d
     probe = Probe(size=7, attack=PGD(BALL, 1, SignStep(0.1)))
     settings = {"epochs": 1, "batch": BATCH, "channels_last": "no", "device": "cpu", "probe": probe, **changes}
     run = Run(data, GivenModel(), method, SGD(Constant(0.1)), **settings)
-    train_run(run, output, model=model, splits=Splits(images(), images()), stop=stop, resume=resume)
+    train_run(run, output, model=model, splits=Splits(images(shift), images()), stop=stop, resume=resume)
     moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - start
     assert moved.norm() > 0.05  # something happened
     return {f"{case}/{name}": value for name, value in model.state_dict().items()}
@@ -183,19 +183,57 @@ def test_what_several_processes_began_one_goes_on_with(world, tmp_path):
     assert row["probe"] == expected_row["probe"]
 
 
+REFUSED = {
+    "images": "process 1 has other training images than process 0",
+    "settings": "process 1 has other settings than process 0",
+    "directory": "is not empty (strange): choose another --output",
+    "batch": "a global batch of 9 cannot be shared by",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_all_processes_say_why_they_do_not_begin(world, case):
+    for rank in world:
+        assert REFUSED[case] in rank[f"refused/{case}"].numpy().tobytes().decode()
+
+
+def refused(folder, rank):
+    """The sentence of each case in which the processes must not go on."""
+    (folder / "stranger").mkdir(exist_ok=True)
+    (folder / "stranger" / "strange").touch()
+    cases = {
+        "images": {"shift": 0.01 * rank},
+        "settings": {"seed": rank},
+        "directory": {"output": folder / "stranger"},
+        "batch": {"batch": 9},
+    }
+    found = {}
+    for name, changes in cases.items():
+        with pytest.raises(UsageError) as caught:
+            trained("plain, at", **changes)
+        found[f"refused/{name}"] = as_bytes(str(caught.value))
+    return found
+
+
+def as_bytes(text):
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
 def begun(folder, rank):
     """A run that one process, and not the first, is asked to stop."""
     steps = iter(range(STEPS))
     with pytest.raises(Interrupted):
         trained("plain, done", folder, stop=lambda: next(steps) == CUT - 1 and rank == 1)
-    return torch.frombuffer(bytearray(str(folder).encode()), dtype=torch.uint8)
+    return as_bytes(str(folder))
 
 
 def program(folder, size, rank):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
     place = begun(folder / "begun", rank)
-    found = {"folder": place} | {name: value.contiguous() for case in CASES for name, value in trained(case).items()}
+    found = {"folder": place, **refused(folder, rank)}
+    for case in CASES:
+        found |= {name: value.contiguous() for name, value in trained(case).items()}
     dist.destroy_process_group()
     save_file(found, folder / f"{rank}.safetensors")
 

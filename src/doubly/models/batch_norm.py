@@ -1,7 +1,7 @@
 """Batch norm over the global batch: each process's statistics are put together, so that a network trains as on one.
 
-torch has SyncBatchNorm, which runs on CUDA only and cannot be differentiated twice, as DONE does. This is a layer's own
-arithmetic on one exchange per pass of a layer, forward and backward, and none in evaluation mode.
+torch has SyncBatchNorm, which runs on CUDA only. This is a layer's own arithmetic, so that it can be differentiated as
+often as DONE likes, with one exchange per pass of a layer, forward and backward, and none in evaluation mode.
 """
 
 from collections.abc import Iterator

@@ -58,6 +58,5 @@ def _bring_back(training: Training, rundir: RunDir) -> None:
     if not rundir.config.exists():
         write_json(rundir.config, to_json(training.run))
     if not rundir.environment.exists():
-        with parallel.alone():
-            foreseen = prediction(training.run.method, training.images.train)
+        foreseen = prediction(training.run.method, training.images.train)
         write_json(rundir.environment, {**environment(training.device), **foreseen})

@@ -24,7 +24,9 @@ Twins = dict[Mode, Forward]
 HOPED = 0.5  # of an attack's time, the most that compiling has saved here
 START, LAYER = 12.0, 1.0  # seconds that compiling takes: the compiler's own start, and each layer with parameters
 FASTER = 0.97  # of the network's own time: a twin that takes more is noise, and not worth other bits
+MOST = 50  # input gradients that a step asks for, and hardly any method more
 ROUNDS = 3
+TOO_SHORT = "not compiled: the run is too short"
 
 
 def prepare(t: Training, say: Callable[[str], None]) -> None:
@@ -42,6 +44,9 @@ def prepare(t: Training, say: Callable[[str], None]) -> None:
     setting = t.run.compile if t.compile is None else ("yes" if t.compile else "no")
     if t.run.recompute_activations:  # which a compiled network would not
         setting = "no"
+    if setting == "auto" and not _could_pay(t.model, batch.x, left * share / len(batch.y)):
+        say(TOO_SHORT)
+        setting = "no"
     if setting != "no":
         with t.computing():
             counted = attack_passes(t.run.method, t.model, batch, t.images.train.counts())
@@ -50,6 +55,12 @@ def prepare(t: Training, say: Callable[[str], None]) -> None:
         if sentence:
             say(sentence)
     t.compile = bool(t.twins)
+
+
+def _could_pay(model: nn.Module, x: Tensor, batches_left: float) -> bool:
+    """Before the method is asked what its attacks take: whether the run is long enough for any attack."""
+    seconds = MOST * batches_left * statistics.median(_turns(model, x, "eval")[0])
+    return parallel.same(HOPED * seconds > START + LAYER * _layers(model))
 
 
 def _steps(t: Training) -> int:
