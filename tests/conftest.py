@@ -34,10 +34,7 @@ class Inline:
     def __init__(self, processes, context, prepare, arguments):
         prepare(*arguments)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *problem): ...
+    def shutdown(self): ...
 
     def submit(self, work, *arguments):
         future = Future()

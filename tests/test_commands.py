@@ -52,6 +52,7 @@ ELSEWHERE = {  # commands that are not doubly's, and where they are run
     "make demo": "tests/recipes/test_demo.py, with fewer seeds and epochs",
     "pip install .": "by the Makefile, before any test",
     "pip install 'doubly[tensorboard]'": "by the Makefile, as a part of the extra dev",
+    'pip install "doubly[ray]"': "by hand, for the slow test in tests/runs/test_ray_jobs.py",
 }
 # Benchmarks take minutes: their --help is run, or they are compiled where they take no options. test_examples.py runs
 # the examples.
@@ -210,6 +211,7 @@ def test_a_command_that_is_not_ours_is_known(command, monkeypatch):
     path, named, said = ROOT / script[1], set(FLAG.findall(script[2])), io.StringIO()
     if "ArgumentParser" in path.read_text():
         monkeypatch.setattr(sys, "argv", [script[1], "--help"])
+        monkeypatch.syspath_prepend(path.parent)  # as Python does for a script
         with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as end:
             runpy.run_path(str(path), run_name="__main__")
         assert end.value.code == 0

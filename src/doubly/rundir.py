@@ -94,6 +94,13 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
+def duration(seconds: float) -> str:
+    for unit, length, until in (("s", 1, 90), ("min", 60, 5400)):
+        if seconds < until:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h" if seconds < 259_200 else f"{seconds / 86_400:.0f} days"
+
+
 def printable(value: object) -> str:
     """Names come from data: what would steer a terminal, or cannot be written, becomes a question mark."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(value))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from doubly import parallel
-from doubly.data import PadCropFlip
+from doubly.data import PadCropFlip, ResizedCropFlip
 from doubly.errors import UsageError
 
 
@@ -59,3 +59,50 @@ def test_ranks_together_draw_what_one_process_draws(monkeypatch):
 def test_refuses_negative_padding():
     with pytest.raises(UsageError, match="pad=-1"):
         PadCropFlip(-1)
+
+
+# --- parts of the image, enlarged ------------------------------------------------------------------------------------
+
+
+def ramp(n, size=32):
+    """Images whose two channels say where a pixel is, from 0 at the left (top) to 1 at the right (bottom)."""
+    places = (torch.arange(size) + 0.5) / size
+    return torch.stack([places.expand(size, size), places[:, None].expand(size, size)]).expand(n, -1, -1, -1).clone()
+
+
+def test_a_part_has_the_shape_and_the_place_that_it_may_have():
+    size = 32
+    found = ResizedCropFlip(0.2, 1.5)(ramp(500, size), torch.Generator().manual_seed(0))
+    assert found.shape == (500, 2, size, size) and found.min() >= 0 and found.max() <= 1
+    middle = slice(size // 4, 3 * size // 4)  # away from the border, where the image is continued
+    width = (found[:, 0, :, middle].diff(dim=2).mean((1, 2)) * size).abs()
+    height = found[:, 1, middle].diff(dim=1).mean((1, 2)) * size
+    whole = (width > 0.97) | (height > 0.97)  # cut off at the image
+    area, ratio = width * height, width / height
+    assert area.min() > 0.19 and area.max() < 1.02 and 0.5 < area.mean() < 0.65
+    assert ratio[~whole].min() > 0.65 and ratio[~whole].max() < 1.52 and ratio.min() < 0.75 and ratio.max() > 1.3
+    centre = found[:, :, size // 2 - 1 : size // 2 + 1, size // 2 - 1 : size // 2 + 1].mean((2, 3))
+    assert ((centre[:, 0] - width / 2 > -0.02) & (centre[:, 0] + width / 2 < 1.02)).all()
+    assert ((centre[:, 1] - height / 2 > -0.02) & (centre[:, 1] + height / 2 < 1.02)).all()
+    mirrored = found[:, 0, :, 0].mean(1) > found[:, 0, :, -1].mean(1)
+    assert 0.4 < mirrored.float().mean() < 0.6
+
+
+def test_the_whole_image_is_the_image():
+    x = torch.rand(4, 3, 9, 7)
+    assert torch.allclose(ResizedCropFlip(1, 1, flip=False)(x, torch.Generator()), x, atol=1e-5)
+
+
+def test_parts_do_not_depend_on_the_number_of_processes(monkeypatch):
+    x, parts = torch.rand(4, 1, 8, 8), []
+    whole = ResizedCropFlip()(x, torch.Generator().manual_seed(3))
+    for rank in range(2):
+        monkeypatch.setattr(parallel, "world", lambda rank=rank: (rank, 2))
+        parts.append(ResizedCropFlip()(x[2 * rank : 2 * rank + 2], torch.Generator().manual_seed(3)))
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("options", [{"smallest": 0}, {"smallest": 1.1}, {"stretch": 0.9}, {"smallest": float("nan")}])
+def test_parts_that_cannot_be_are_refused(options):
+    with pytest.raises(UsageError, match="smallest is a share"):
+        ResizedCropFlip(**options)

@@ -1,5 +1,6 @@
 import os
 import shutil
+import time
 import warnings
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from doubly.data import mapped as mapped_module
 from doubly.data.decoding import decoded, decoded_all
 from doubly.data.folder import _free_memory
 from doubly.data.loader import batches
-from doubly.data.mapped import Mapped, mapped
+from doubly.data.mapped import DAYS, Mapped, mapped
 from doubly.errors import UsageError
 
 WIDTH, HEIGHT = 6, 5
@@ -801,3 +802,22 @@ def test_the_environment_says_where_the_shards_go(root, monkeypatch, tmp_path):
     assert len(list((tmp_path / "elsewhere" / "shards").iterdir())) == 2 and not (tmp_path / "cache").exists()
     ImageFolder(memory=1).load(root)
     assert len(list((tmp_path / "elsewhere" / "shards").iterdir())) == 2
+
+
+def test_shards_that_nobody_uses_make_room(root, cache):
+    def names():
+        return {path.name for path in (cache / "shards").iterdir()}
+
+    long_ago = time.time() - (DAYS + 1) * 86400
+    ImageFolder(memory=0.0, size=4).load(root)
+    old = names()
+    (cache / "shards" / "notes").mkdir()
+    for path in (cache / "shards").iterdir():
+        os.utime(path, (long_ago, long_ago))
+    ImageFolder(memory=0.0, size=4).load(root)  # which is a use
+    ImageFolder(memory=0.0, size=5).load(root)
+    assert names() > old | {"notes"}
+    for name in old:
+        os.utime(cache / "shards" / name, (long_ago, long_ago))
+    ImageFolder(memory=0.0, size=6).load(root)
+    assert not names() & old and "notes" in names()

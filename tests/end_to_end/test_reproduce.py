@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -143,15 +144,11 @@ def test_a_slurm_script_runs_the_run_of_its_number(call, tmp_path):
     text = Path("array.sh").read_text()
     assert "#SBATCH --array=0-2%2\n" in text and "#SBATCH --time=0-01:00:00\n" in text
     assert text.startswith("#!/bin/bash\n#SBATCH") and subprocess.run(["bash", "-n", "array.sh"]).returncode == 0
-    stub = tmp_path / "bin" / "doubly"
-    stub.parent.mkdir()
-    stub.write_text('#!/bin/bash\nIFS="|"\necho "$*"\nexit "$END"\n')
-    stub.chmod(0o755)
 
     def task(number, end="0"):
-        path = f"{stub.parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "END": end, "SLURM_ARRAY_TASK_ID": number}
-        return subprocess.run(["bash", "array.sh"], env=environment, capture_output=True, text=True)
+        asked = stubs(tmp_path / "bin", {"doubly": 'IFS="|"\necho "$*"\nexit "$END"\n'})
+        asked |= {"END": end, "SLURM_ARRAY_TASK_ID": number}
+        return subprocess.run(["bash", "array.sh"], env=asked, capture_output=True, text=True)
 
     place = str(tmp_path / "he re" / "digits.done_pgd-s0")
     done = task("1")
@@ -161,6 +158,43 @@ def test_a_slurm_script_runs_the_run_of_its_number(call, tmp_path):
     died = task("1", end="143")
     assert died.returncode == 143 and "evaluate" not in died.stdout
     assert task("3").returncode == 2 and "they are 0 to 2" in task("3").stderr
+
+
+def stubs(folder, programs):
+    """An environment in which these programs, written in bash, are found first."""
+    folder.mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}")
+        (folder / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("number", "restarts", "code", "queued"),
+    [
+        (signal.SIGUSR1, "3", 0, "scontrol requeue 70_1\n"),  # the time is nearly up
+        (signal.SIGUSR1, "100", 1, ""),  # not for ever
+        (signal.SIGTERM, "3", 143, ""),  # cancelled, or preempted: the cluster decides
+    ],
+)
+def test_a_slurm_task_that_is_signalled_saves_first(call, tmp_path, number, restarts, code, queued):
+    call("tiny", "--seeds", 1, "--output", "here", "--slurm", "array.sh")
+    text = Path("array.sh").read_text()
+    assert "#SBATCH --requeue\n" in text and "#SBATCH --signal=B:USR1@120\n" in text
+    asked = stubs(
+        tmp_path / "bin",
+        {
+            "doubly": 'trap "sleep 0.2; echo saved; exit 143" TERM\necho begun\nsleep 20 & wait\n',
+            "scontrol": 'echo "scontrol $*"\n',
+        },
+    )
+    asked |= {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "70", "SLURM_RESTART_COUNT": restarts}
+    process = subprocess.Popen(["bash", "array.sh"], env=asked, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    assert process.wait(timeout=15) == code
+    assert os.read(process.stdout.fileno(), 1000).decode() == f"saved\n{queued}"
+    process.stdout.close()
 
 
 def test_a_slurm_script_of_the_papers_scale_asks_for_gpus(call, monkeypatch):

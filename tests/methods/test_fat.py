@@ -68,16 +68,19 @@ def test_all_samples_at_once_stop_where_each_alone_would(tau):
 
 
 class Scripted(nn.Module):
-    """Pixel 0.3 + k * SIZE of sample i is right (+) or wrong (-) as scripts[i][k] says; the loss rises with it."""
+    """Pixel 0.3 + k * SIZE of sample i is right (+) or wrong (-) as scripts[i][k] says; the loss rises with it.
+
+    The other pixel, i / 10, says which sample it is.
+    """
 
     def __init__(self, scripts):
         super().__init__()
         self.rival = torch.tensor([[1.0 if sign == "-" else -1.0 for sign in script] for script in scripts])
 
     def forward(self, x):
-        pixel = x.flatten(1)
+        pixel, which = x.flatten(1)[:, :1], (10 * x.detach()[:, 0, 0, 1]).round().long()
         place = ((pixel.detach() - 0.3) / SIZE).round().long()
-        return torch.cat([torch.zeros_like(pixel), self.rival.gather(1, place) + pixel - pixel.detach()], 1)
+        return torch.cat([torch.zeros_like(pixel), self.rival[which].gather(1, place) + pixel - pixel.detach()], 1)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +88,13 @@ class Scripted(nn.Module):
 )
 def test_a_sample_that_recovers_keeps_the_rest_of_its_budget(tau, expected):
     scripts = ["--++++-", "+-+--+-", "+++--+-", "++++++-", "+-+++-+"]
-    x = torch.full((5, 1, 1, 1), 0.3)
+    x = torch.stack([torch.full((5,), 0.3), torch.arange(5) / 10], 1).view(5, 1, 1, 2)
     batch = Batch(x, torch.zeros(5, dtype=torch.int64))
     method = FAT(attack(threat=LinfBall(0.5), start="zero"), tau=Constant(tau))
     delta, taken = method.stopped(Scripted(scripts), batch, MOMENT)
     assert taken.tolist() == expected
-    assert delta.flatten().tolist() == pytest.approx([SIZE * count for count in expected], abs=1e-6)
+    assert delta[..., 0].flatten().tolist() == pytest.approx([SIZE * count for count in expected], abs=1e-6)
+    assert delta[..., 1].abs().max() == 0
 
 
 def test_a_stopped_sample_stays_so_whatever_a_random_model_answers_next():
@@ -112,16 +116,18 @@ def test_a_stopped_sample_stays_so_whatever_a_random_model_answers_next():
 def test_a_stopped_sample_was_fooled_exactly_tau_plus_one_times(tau):
     model, batch = network(), data()
     seen = []
-    model.register_forward_hook(lambda module, given, logits: seen.append((given[0] - batch.x, logits.argmax(1))))
+    model.register_forward_hook(lambda module, given, logits: seen.append((given[0].detach(), logits.argmax(1))))
     delta, taken = FAT(attack(), tau=Constant(tau)).stopped(model, batch, MOMENT)
-    fooled = torch.stack([labels != batch.y for _, labels in seen])
-    assert len(seen) == K
-    for i, steps in enumerate(taken.tolist()):
-        if steps < K:
-            assert fooled[: steps + 1, i].sum() == tau + 1 and fooled[steps, i]
-            assert torch.allclose(delta[i], seen[steps][0][i].detach(), atol=1e-12)
-        else:
-            assert fooled[:, i].sum() <= tau
+    fooled = torch.zeros(len(taken), dtype=torch.int64)
+    for step, (points, labels) in enumerate(seen):
+        rows = (taken >= step).nonzero().flatten()  # who still moves, and who stops here
+        assert len(points) == len(rows) and (len(rows) < len(taken) or step <= tau)
+        wrong = labels != batch.y[rows]
+        fooled[rows] += wrong.long()
+        stops = taken[rows] == step
+        assert wrong[stops].all() and (fooled[rows][stops] == tau + 1).all()
+        assert torch.allclose(points[stops], (batch.x + delta)[rows][stops], atol=1e-12)
+    assert len(seen) == K and (fooled[taken == K] <= tau).all()
 
 
 def test_without_budget_a_start_that_fools_is_kept():
@@ -189,14 +195,33 @@ def test_samples_keep_their_order():
 
 @pytest.mark.parametrize("rule", [SignStep(SIZE), GradientStep(0.3), NormalisedStep(0.2)])
 @pytest.mark.parametrize("threat", [LinfBall(RADIUS), L2Ball(0.8)])
-def test_a_stopped_sample_stands_still_under_every_rule_that_is_let_in(rule, threat):
-    model, batch, seen = network(), data(), []
-    model.register_forward_hook(lambda module, given, logits: seen.append(given[0].detach() - batch.x))
-    delta, taken = FAT(attack(rule=rule, threat=threat), tau=Constant(0.0)).stopped(model, batch, MOMENT)
-    assert (taken < K).any() and (taken > 0).any()
-    for i, steps in enumerate(taken.tolist()):
-        for later in [*seen[steps:], delta]:
-            assert torch.allclose(later[i], seen[min(steps, K - 1)][i] if steps < K else delta[i], atol=1e-12)
+@pytest.mark.parametrize("tau", [0, 2])
+def test_who_leaves_the_batch_is_where_it_would_be_had_it_stayed(tau, rule, threat):
+    class Whole(PGD):
+        """All samples go through all passes, and those that have stopped have a gradient of 0."""
+
+        def search(self, model, x, y, generator, value, moving=None):
+            return super().search(model, x, y, generator, value)
+
+    batch, chosen = data(), attack(rule=rule, threat=threat)
+    delta, taken = FAT(chosen, tau=Constant(tau)).stopped(network(), batch, MOMENT)
+    whole = Whole(chosen.threat, chosen.steps, chosen.rule)
+    expected, counts = FAT(whole, tau=Constant(tau)).stopped(network(), batch, MOMENT)
+    assert (taken < K).any() and (taken > 0).any() and torch.equal(taken, counts)
+    assert torch.allclose(delta, expected, atol=1e-12)
+
+
+def test_a_pass_gets_smaller_as_samples_stop_and_none_follows_the_last():
+    model, batch, rows = network(), data(), []
+    model.register_forward_hook(lambda module, given, logits: rows.append(len(logits)))
+    _, taken = FAT(attack(), tau=Constant(0.0)).stopped(model, batch, MOMENT)
+    assert rows == [int((taken >= step).sum()) for step in range(K)] and rows[0] > rows[-1]
+    rows.clear()
+    with torch.no_grad():
+        guessed = model.eval()(batch.x).argmax(1)
+    rows.clear()
+    FAT(attack(start="zero"), tau=Constant(0.0)).stopped(model, batch._replace(y=(guessed + 1) % 2), MOMENT)
+    assert rows == [len(guessed)]
 
 
 def test_the_attack_loss_and_the_loss_are_free():

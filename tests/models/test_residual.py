@@ -17,6 +17,7 @@ RGB = ((0.5,) * 3, (0.25,) * 3)
     ("spec", "parameters"),
     [
         (ResNet18(), 11_173_962),
+        (ResNet18("imagenet"), 11_173_962 + 64 * 3 * (49 - 9)),
         (PreActResNet18(), 11_172_170),
         (PreActResNet18(shortcut="activated"), 11_172_170),
         (WideResNet(28, 10), 36_479_194),
@@ -31,12 +32,14 @@ def test_number_of_parameters(spec, parameters):
     assert sum(p.numel() for p in network.parameters()) == parameters
 
 
-@pytest.mark.parametrize(("spec", "side"), [(ResNet18("3x3"), 4), (ResNet18("7x7"), 2), (PreActResNet18(), 4)])
+@pytest.mark.parametrize(
+    ("spec", "side"), [(ResNet18("3x3"), 4), (ResNet18("7x7"), 2), (ResNet18("imagenet"), 1), (PreActResNet18(), 4)]
+)
 def test_resolution_of_the_last_stage(spec, side):
     with torch.device("meta"):
         network = spec.build(3, 10, *RGB)
-        features = network.stages(network.stem(torch.empty(1, 3, 32, 32)))
-    assert features.shape == (1, 512, side, side)
+        features = network.stages(network.stem(torch.empty(2, 3, 32, 32)))
+    assert features.shape == (2, 512, side, side)
 
 
 def test_he_normal_sets_the_spread_of_convolutions():

@@ -122,6 +122,20 @@ def test_costs_are_shown_where_they_were_recorded(make_run):
     assert by_name["passes per step"].text == "11.0 + 12.0" and by_name["peak MB"].text == "512"  # of one of two seeds
 
 
+def test_passes_that_were_foreseen_stand_beside_those_that_were_counted(make_run):
+    runs = [make_run(), make_run(name="digits.imbalanced.fat"), make_run(name="digits.imbalanced.old")]
+    for path, foreseen in zip(runs, ({"passes_forward": 11, "passes_backward": 11.0}, "damaged"), strict=False):
+        about = read_json(path / "environment.json")
+        write_json(path / "environment.json", {**about, "predicted": foreseen})
+    made = tables.table(compare(collect(runs))[0])
+    names = [column.name for column in made.columns]
+    assert names.index("predicted") == names.index("passes per step") + 1
+    assert [row[names.index("predicted")].text for row in made.rows] == ["11.0 + 11.0", "-", "-"]
+    console = Console(file=io.StringIO(), width=80)
+    forms.show([made], console)
+    assert "predicted" not in console.file.getvalue() and "RA-Tail-30" in console.file.getvalue()
+
+
 def autoattacked(path, accuracy=0.4):
     about = {"label": "RA-AA", "complete": True, "n": 200, "reference": "pyautoattack 9"}
     write_json(path / "evaluation.json", read_json(path / "evaluation.json") | {"ra_aa": accuracy, "autoattack": about})

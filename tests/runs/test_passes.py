@@ -1,8 +1,13 @@
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 
-from doubly.recipes.digits import FAST, METHODS, unsearched
+from doubly.methods import AT, FAT
+from doubly.recipes.digits import unsearched
 from doubly.recipes.digits_comparison import cost
+from doubly.rundir import read_json, read_metrics
+from doubly.runs.passes import predicted, prediction
 
 
 @pytest.mark.parametrize(
@@ -23,6 +28,26 @@ def test_the_passes_of_a_step(method, forward, backward):
     assert (found["forward"], found["backward"]) == (forward, backward)
 
 
-def test_every_method_can_be_counted():
+def test_a_run_records_what_was_foreseen_and_it_is_what_is_counted(tiny, tmp_path, adversarial):
     with torch.random.fork_rng():
-        assert all(cost(unsearched(method, True))["backward"] >= 1 for method in (*METHODS, *FAST))
+        before = torch.random.get_rng_state()
+        tiny.train(tiny.run(adversarial, epochs=1), tmp_path)
+        assert torch.equal(torch.random.get_rng_state(), before)
+    foreseen = read_json(tmp_path / "environment.json")["predicted"]
+    row = read_metrics(tmp_path / "metrics.jsonl")[0]
+    assert foreseen == {key: row[key] for key in ("passes_forward", "passes_backward")} == dict.fromkeys(foreseen, 3.0)
+
+
+def test_of_attacks_that_end_early_the_most_is_foreseen(tiny):
+    assert predicted(FAT(tiny.attack), 1, 3) == predicted(AT(tiny.attack), 1, 3)
+
+
+@dataclass
+class Particular:
+    """Somebody's own method, of a network that it knows; not hashable either."""
+
+    seen: list[int] = field(default_factory=list)
+
+
+def test_a_method_that_cannot_be_foreseen_is_no_failure(splits):
+    assert prediction(Particular(), splits.train) == {}

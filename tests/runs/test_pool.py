@@ -1,6 +1,12 @@
+import json
+import os
 import re
 import shutil
+import signal
 import threading
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -98,7 +104,7 @@ def test_the_results_are_those_of_the_run_alone(pool, tmp_path, same_bits, tiny)
     evaluate_run(tmp_path, how=Measuring(trust=False))
     found = pool.folder / "whole"
     assert same_bits(tiny.checkpoint(found)[0], tiny.checkpoint(tmp_path)[0])
-    assert tiny.checkpoint(found)[1]["choices"] == {"channels_last": False, "threads": 1}
+    assert tiny.checkpoint(found)[1]["choices"] == {"channels_last": False, "compile": False, "threads": 1}
     assert read_json(RunDir(found).evaluation) == read_json(RunDir(tmp_path).evaluation)
     assert without_seconds(RunDir(found).metrics) == without_seconds(RunDir(tmp_path).metrics)
 
@@ -144,6 +150,64 @@ def test_a_damaged_configuration_is_a_sentence_too(tmp_path, inline):
     job = Job(small(), tmp_path)
     assert not job.done
     assert "unknown kind 'nonsense'" in run_jobs([job], 1, Console(file=StringIO()))[tmp_path]
+
+
+def killed(job: Job, deaths: list[int]) -> None:
+    """Kill the process that trains the job after each of these epochs."""
+    state, lock = job.output / "checkpoints" / "last" / "state.json", job.output / ".lock"
+    end, before = time.monotonic() + 180, ""
+    for epoch in deaths:
+        while time.monotonic() < end:
+            try:
+                process = lock.read_text()
+                if process and process != before and json.loads(state.read_text())["epoch"] >= epoch:
+                    break
+            except (FileNotFoundError, ValueError):  # not begun, or between two renames
+                pass
+            time.sleep(0.02)
+        assert int(process) != os.getpid()
+        os.kill(int(process), signal.SIGKILL)
+        before = process
+
+
+def test_a_process_that_is_killed_costs_its_own_run_the_step_at_most(tmp_path, monkeypatch, same_bits, tiny):
+    """Beside it another run goes on; what died goes on from its checkpoint to the same bits, without a row twice."""
+    monkeypatch.setattr(pool_module, "cores", lambda: 2)
+    monkeypatch.setattr(pool_module, "ProcessPoolExecutor", ProcessPoolExecutor)  # whatever other tests put there
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    dying = Job(small(epochs=6, save_seconds=0.0), tmp_path / "dying", None)
+    other = Job(small(seed=3), tmp_path / "other", None)
+    killer = threading.Thread(target=killed, args=(dying, [2]))
+    killer.start()
+    assert run_jobs([dying, other], 2, Console(file=StringIO())) == {}
+    killer.join()
+    assert [row["epoch"] for row in read_metrics(RunDir(dying.output).metrics)] == list(range(6))
+    train_run(replace(dying.run, save_seconds=20.0), tmp_path / "alone")
+    assert same_bits(tiny.checkpoint(dying.output)[0], tiny.checkpoint(tmp_path / "alone")[0])
+    assert other.done and tiny.checkpoint(other.output)[1]["choices"]["threads"] == 1
+
+
+class Deadly(ProcessPoolExecutor):
+    """A pool that is broken."""
+
+    def submit(self, work, *arguments):
+        future = Future()
+        future.set_exception(BrokenProcessPool("a child process terminated abruptly"))
+        return future
+
+
+def test_a_run_that_dies_again_and_again_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool_module, "ProcessPoolExecutor", Deadly)
+    said = run_jobs([Job(small(), tmp_path)], 1, Console(file=StringIO()))[tmp_path]
+    assert said.startswith("died 3 times") and "run fewer jobs at a time" in said
+
+
+def test_the_threads_are_pinned_before_anything_is_imported(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    with pool_module.pinned(3):
+        assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "3"
+    assert os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
 
 
 def test_no_processes_are_refused(tmp_path):
@@ -235,10 +299,9 @@ def test_an_evaluation_that_was_stopped_goes_on(pool, tmp_path, inline, monkeypa
     assert read_json(RunDir(job.output).evaluation)["autoattack"]["n"] == 4
 
 
-def test_a_pool_that_is_to_end_ends_what_measures(pool, monkeypatch):
+def test_a_pool_that_is_to_end_ends_what_measures():
     event = threading.Event()
-    monkeypatch.setattr(pool_module, "_stopping", event)
-    watch = pool_module._Stopping()
+    watch = pool_module._Stopping(event.is_set)
     watch.images(1, 2), watch.left(3.0)
     event.set()
     for call in (lambda: watch.images(1, 2), lambda: watch.left(None)):

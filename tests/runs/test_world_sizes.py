@@ -1,6 +1,8 @@
 """Any number of processes, or of parts that take turns, trains to the same weights: this file is test and program."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,14 +20,16 @@ from doubly.attacks import FGSM, NFGSM
 from doubly.bilevel import BarrierStep, NormalisedStep, SignStep
 from doubly.data import Images, Splits
 from doubly.data.augment import PadCropFlip
+from doubly.errors import Interrupted
 from doubly.losses import TradesLoss
 from doubly.methods import AWP, CFOL, FAT, FRL, GAIRAT, MAIL, MART, METHODS, TRADES, WMMR, FastATGA, FastBAT, Standard
+from doubly.rundir import read_metrics
 from doubly.runs.config import SGD, Data, Probe, Run
 from doubly.runs.loop import train_run
 from doubly.runs.own_model import GivenData, GivenModel
 from doubly.schedules import Constant
 
-STEPS, BATCH = 20, 8
+STEPS, BATCH, CUT = 20, 8, 13
 BALL = LinfBall(0.1)
 ATTACK = PGD(BALL, 2, SignStep(0.06))
 NOISY = PGD(BALL, 2, SignStep(0.06), start="gaussian")
@@ -98,7 +102,7 @@ def images() -> Images:
     return Images(x, y, tuple("abcde"))
 
 
-def trained(case, **changes) -> dict[str, torch.Tensor]:
+def trained(case, output=None, stop=lambda: False, resume=False, **changes) -> dict[str, torch.Tensor]:
     build, method = CASES[case]
     torch.manual_seed(0)
     model = build().double()
@@ -107,7 +111,7 @@ def trained(case, **changes) -> dict[str, torch.Tensor]:
     probe = Probe(size=7, attack=PGD(BALL, 1, SignStep(0.1)))
     settings = {"epochs": 1, "batch": BATCH, "channels_last": "no", "device": "cpu", "probe": probe, **changes}
     run = Run(data, GivenModel(), method, SGD(Constant(0.1)), **settings)
-    train_run(run, None, model=model, splits=Splits(images(), images()))
+    train_run(run, output, model=model, splits=Splits(images(), images()), stop=stop, resume=resume)
     moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - start
     assert moved.norm() > 0.05  # something happened
     return {f"{case}/{name}": value for name, value in model.state_dict().items()}
@@ -165,10 +169,33 @@ def test_a_batch_in_parts_trains_to_the_weights_of_the_whole(case):
     assert all(torch.allclose(parts[name], value, rtol=0, atol=1e-10) for name, value in whole.items())
 
 
+def test_what_several_processes_began_one_goes_on_with(world, tmp_path):
+    """Cut in the middle of an epoch: weights and the epoch's line are those of a run that nobody cut."""
+    (folder,) = {rank["folder"].numpy().tobytes().decode() for rank in world}
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    shutil.copytree(folder, cut)
+    assert json.loads((cut / "checkpoints" / "last" / "state.json").read_text())["step"] == CUT
+    found, alone = trained("plain, done", cut, resume=True), trained("plain, done", whole)
+    assert all(torch.allclose(found[name], value, rtol=0, atol=1e-10) for name, value in alone.items())
+    (row,), (expected_row,) = (read_metrics(path / "metrics.jsonl") for path in (cut, whole))
+    for name in ("loss", "weighted_loss", "train_accuracy", "weight_mean", "weight_max", "weight_ess"):
+        assert row[name] == pytest.approx(expected_row[name], rel=1e-6), name
+    assert row["probe"] == expected_row["probe"]
+
+
+def begun(folder, rank):
+    """A run that one process, and not the first, is asked to stop."""
+    steps = iter(range(STEPS))
+    with pytest.raises(Interrupted):
+        trained("plain, done", folder, stop=lambda: next(steps) == CUT - 1 and rank == 1)
+    return torch.frombuffer(bytearray(str(folder).encode()), dtype=torch.uint8)
+
+
 def program(folder, size, rank):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
-    found = {name: value.contiguous() for case in CASES for name, value in trained(case).items()}
+    place = begun(folder / "begun", rank)
+    found = {"folder": place} | {name: value.contiguous() for case in CASES for name, value in trained(case).items()}
     dist.destroy_process_group()
     save_file(found, folder / f"{rank}.safetensors")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks.mode import Mode
+from doubly.attacks.forward import Mode
 from doubly.attacks.pgd import PGD, Start
 from doubly.bilevel import SignStep
 from doubly.losses import CrossEntropy, Loss, check_plain

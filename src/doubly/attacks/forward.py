@@ -1,26 +1,35 @@
-"""A network as the reference attacks call it: any number of images in, logits out, and a count of what passed.
+"""A network as attacks call it: any number of images in, logits out, and a count of what passed.
 
 `Plain` is bit for bit what they would have called themselves. `FewShapes` is the same function faster: images with
-channels last, in pieces that fit the cache, the last one filled up to a multiple of 8, so that whatever number of
-samples still stands, the network is compiled once.
+channels last, in pieces that fit the cache, the last one filled up to a multiple of 16, so that whatever number of
+samples still stands, the network is compiled once. `WholeBatch` is for training mode, where samples see each other.
+
+Compiled networks have first derivatives only. So nobody is handed one but attacks, through `attacked`, and only of the
+very network that `fast` names.
 """
 
 import shutil
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 ROWS = {"cpu": 64, "cuda": 512}  # images in a piece: on a CPU the activations of more leave the cache
-MULTIPLE = 8  # of the rows in a piece: a compiled network treats a single row as a case of its own
+MULTIPLE = 16  # of the rows in a piece: torch convolves fewer in another way, so a network would be compiled once more
 AGREES = 1e-3  # relative, of logits and input gradients: a compiled network that is further off is not used
+ROUGHLY = 5e-2  # the same where the network answers in half precision
+
+Mode = Literal["eval", "train"]
+Backend = str | Callable[..., Any]  # of torch.compile
 
 
 class Forward(Protocol):
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
 class Plain:
@@ -42,14 +51,64 @@ class FewShapes:
     compiled = True
 
     def __init__(
-        self, model: nn.Module, rows: int, passed: Callable[[int, bool], None] = lambda rows, graph: None
+        self,
+        model: nn.Module,
+        rows: int,
+        passed: Callable[[int, bool], None] = lambda rows, graph: None,
+        backend: Backend = "inductor",
     ) -> None:
-        self.rows, self.passed = rows, passed
-        self.run: Any = torch.compile(model, dynamic=True)
+        self.model, self.rows, self.passed = model, rows, passed
+        self.run = _compiling(model, backend)
 
     def __call__(self, x: Tensor) -> Tensor:
         self.passed(len(x), torch.is_grad_enabled() and x.requires_grad)
+        if len(x) == 0:
+            return connected(self.model(x), x)
         return connected(torch.cat([self.run(_filled(piece))[: len(piece)] for piece in torch.split(x, self.rows)]), x)
+
+
+class WholeBatch:
+    """All images at once through a compiled network: for one that uses the statistics of the batch."""
+
+    def __init__(self, model: nn.Module, backend: Backend = "inductor") -> None:
+        self.model, self.run = model, _compiling(model, backend)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits: Tensor = (self.run if len(x) >= MULTIPLE else self.model)(x)
+        return connected(logits, x)
+
+
+def _compiling(model: nn.Module, backend: Backend) -> Callable[[Tensor], Tensor]:
+    """For any number of images. Of `forward`, so that a hook that comes and goes does not compile it anew."""
+    run: Any = torch.compile(model.forward, backend=backend)
+
+    def marked(x: Tensor) -> Any:
+        x = x[:]  # the mark stays on this view
+        torch._dynamo.mark_dynamic(x, 0)
+        return run(x)
+
+    return marked
+
+
+_FAST: ContextVar[tuple[nn.Module, Mapping[Mode, Forward]] | None] = ContextVar("fast", default=None)
+
+
+@contextmanager
+def fast(model: nn.Module, twins: Mapping[Mode, Forward]) -> Iterator[None]:
+    """Inside, attacks on this very network, and on no other, call its twin of their mode where there is one."""
+    token = _FAST.set((model, twins))
+    try:
+        yield
+    finally:
+        _FAST.reset(token)
+
+
+def forward_of(model: nn.Module, mode: Mode) -> Forward:
+    """What an attack calls: the twin, or the network. Twins pass by the network's hooks, so where it has some, it."""
+    found, hooks = _FAST.get(), model._forward_hooks or model._forward_pre_hooks
+    if found is None or found[0] is not model or hooks or model.training != (mode == "train"):
+        return model
+    return found[1].get(mode, model)
 
 
 def connected(logits: Tensor, x: Tensor) -> Tensor:
@@ -75,31 +134,55 @@ def compiled(model: nn.Module, x: Tensor, rows: int | None = None) -> tuple[FewS
 
     The model must be as it will be called: in evaluation mode, with frozen parameters.
     """
-    begun = time.perf_counter()
-    plain = Plain(model)
+    return _checked(lambda: FewShapes(model, rows or _rows(x)), model, x, (_slope, _logits))
+
+
+def twin(model: nn.Module, x: Tensor, mode: Mode, backend: Backend = "inductor") -> tuple[Forward | None, str]:
+    """The same for attacks that are made of input gradients, in either mode; compiled once.
+
+    The model must be as it will be called: inside `attacked` with that mode, and under the same autocast.
+    """
+    if mode == "train":
+        return _checked(lambda: WholeBatch(model, backend), model, x, (_slope,))
+    rows = _rows(x)
+    return _checked(lambda: FewShapes(model, rows, backend=backend), model, x[: rows + MULTIPLE // 2], (_slope,))
+
+
+def _rows(x: Tensor) -> int:
+    return ROWS.get(x.device.type, 256)
+
+
+Way = Callable[[Forward, Tensor], list[Tensor]]
+Twin = TypeVar("Twin", bound=Forward)
+
+
+def _checked(make: Callable[[], Twin], model: nn.Module, x: Tensor, ways: tuple[Way, ...]) -> tuple[Twin | None, str]:
+    begun, plain = time.perf_counter(), Plain(model)
     try:
         with warnings.catch_warnings(action="ignore"):  # the compiler's remarks on its own libraries
-            fast = FewShapes(model, rows or ROWS.get(x.device.type, 256))
-            pairs = ((_logits(fast, x), _logits(plain, x)), (_slope(fast, x), _slope(plain, x)))
+            made = make()
+            pairs = [pair for way in ways for pair in zip(way(made, x), way(plain, x), strict=True)]
         difference = max(_difference(ours, theirs) for ours, theirs in pairs)
+        half = any(theirs.dtype.itemsize < 4 for _, theirs in pairs)
     except Exception as problem:  # whatever the compiler raises about somebody's network
         return None, f"not compiled: {type(problem).__name__}: {(str(problem).splitlines() or [''])[0]:.120}"
-    if not difference <= AGREES:
+    if not difference <= (ROUGHLY if half else AGREES):
         return None, f"not compiled: the compiled network differs by {difference:.2g} from the network itself"
-    return fast, f"compiled in {time.perf_counter() - begun:.0f} s"
+    return made, f"compiled in {time.perf_counter() - begun:.0f} s"
 
 
-def _logits(forward: Forward, x: Tensor) -> Tensor:
+def _logits(forward: Forward, x: Tensor) -> list[Tensor]:
     with torch.no_grad():
-        return forward(x)
+        return [forward(x)]
 
 
-def _slope(forward: Forward, x: Tensor) -> Tensor:
+def _slope(forward: Forward, x: Tensor) -> list[Tensor]:
+    """Logits and input gradient, of one pass."""
     with torch.enable_grad():
         point = x.detach().clone().requires_grad_()
-        spread = forward(point).float()
-        return torch.autograd.grad(spread.logsumexp(1).sum(), point)[0]
+        logits = forward(point)
+        return [logits.detach(), torch.autograd.grad(logits.float().logsumexp(1).sum(), point)[0]]
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
+    return float((ours - theirs).float().norm() / theirs.float().norm().clamp_min(1e-12))

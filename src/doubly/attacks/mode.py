@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-Mode = Literal["eval", "train"]
+from doubly.attacks.forward import Forward, Mode, forward_of
+from doubly.attacks.half import gradients_kept
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -77,16 +77,19 @@ def parameters_frozen(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def attacked(model: nn.Module, mode: Mode) -> Iterator[None]:
+def attacked(model: nn.Module, mode: Mode) -> Iterator[Forward]:
     """Parameters and running statistics frozen; in evaluation mode, or ("train") as the model was found.
 
-    Dropout, which only "train" has, draws from a copy of the global generators.
+    Yields what to ask for logits of which a first derivative in the image is taken: the model, or its compiled twin
+    where there is one (`fast`). Whatever is differentiated twice asks the model itself. Dropout, which only "train"
+    has, draws from a copy of the global generators.
     """
     with ExitStack() as stack:
         stack.enter_context(parameters_frozen(model))
+        stack.enter_context(gradients_kept(model, device_of(model), alone=mode == "eval"))
         if mode == "eval":
             stack.enter_context(evaluating(model))
         else:
             stack.enter_context(statistics_frozen(model))
             stack.enter_context(torch.random.fork_rng())
-        yield
+        yield forward_of(model, mode)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from doubly import parallel
-from doubly.attacks.mode import Mode, attacked
+from doubly.attacks.forward import Mode
+from doubly.attacks.mode import attacked
 from doubly.bilevel import Box, SignStep, projected_descent
 from doubly.checks import check_images, check_scores
 from doubly.errors import UsageError
@@ -52,9 +53,9 @@ class NFGSM:
         start = self.noise * self.threat.radius * (2 * parallel.uniform(x, generator) - 1)
 
         def inner(delta: Tensor) -> Tensor:
-            logits = model(x + delta)
+            logits = forward(x + delta)
             check_scores(logits, y)
             return -self.loss(logits, y)
 
-        with attacked(model, self.attack_mode):
+        with attacked(model, self.attack_mode) as forward:
             return projected_descent(inner, start, image_range, SignStep(self.reach * self.threat.radius), 1)

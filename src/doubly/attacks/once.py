@@ -26,7 +26,9 @@ class Once:
     def diverge(self, *given: Any) -> Tensor:
         return self._once(self.attack.diverge, given, [])
 
-    def search(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Any) -> Tensor:
+    def search(
+        self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Any, *moving: Any
+    ) -> Tensor:
         steps: list[Tensor] = []
 
         def watched(logits: Tensor) -> Any:
@@ -36,7 +38,7 @@ class Once:
         with torch.no_grad():
             for logits in self.found[self.calls][1] if self.calls < len(self.found) else []:
                 value(logits)
-        return self._once(self.attack.search, (model, x, y, generator, watched), steps)
+        return self._once(self.attack.search, (model, x, y, generator, watched, *moving), steps)
 
     def _once(self, run: Any, given: tuple[Any, ...], steps: list[Tensor]) -> Tensor:
         if self.calls == len(self.found):

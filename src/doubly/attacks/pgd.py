@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from doubly import parallel
-from doubly.attacks.forward import connected
-from doubly.attacks.mode import Mode, attacked
+from doubly.attacks.forward import Forward, Mode, connected
+from doubly.attacks.mode import attacked
 from doubly.bilevel import BarrierStep, FirstThen, SignStep, StepRule, projected_descent
 from doubly.checks import check_finite, check_images, check_scores
 from doubly.errors import NonFiniteError, UsageError
@@ -58,13 +58,25 @@ class PGD:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         return self.search(model, x, y, generator, lambda logits: self.loss(logits, y))
 
-    def search(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Value) -> Tensor:
-        """The same attack on any function of the logits. Each step calls it once, at the iterate that it leaves."""
+    def search(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        generator: torch.Generator,
+        value: Value,
+        moving: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """The same attack on any function of the logits. Each step calls it once, at the iterate that it leaves.
+
+        `moving` is asked after each step which samples go on, (B,): the others leave the batch, and `value` is shown
+        their last logits again. For rules without a state, in evaluation mode, where samples do not see each other.
+        """
         check_images(x, y)
-        with attacked(model, self.attack_mode):
-            delta = self._attempt(model, x, y, generator, value)
+        with attacked(model, self.attack_mode) as forward:
+            delta = self._attempt(model, forward, x, y, generator, value, moving)
             for _ in range(self.restarts - 1):
-                other = self._attempt(model, x, y, generator, value)
+                other = self._attempt(model, forward, x, y, generator, value, moving)
                 with torch.no_grad():
                     better = value(model(x + other)) > value(model(x + delta))
                 delta = torch.where(better.view(-1, *[1] * (x.dim() - 1)), other, delta)
@@ -94,33 +106,65 @@ class PGD:
                 "attack_on be cross_entropy"
             )
 
-    def _attempt(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, value: Value) -> Tensor:
-        constraint = self.threat.around(x)
-        start = torch.zeros_like(x)
-        if self.start == "uniform":
-            start = constraint.at(parallel.uniform(x, generator))
-        elif self.start == "gaussian":  # from uniform draws, which are alike at any number of processes
-            start = constraint.project(
-                0.001 * torch.special.ndtri(parallel.uniform(x, generator).clamp(1e-6, 1 - 1e-6))
-            )
+    def _attempt(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        x: Tensor,
+        y: Tensor,
+        generator: torch.Generator,
+        value: Value,
+        moving: Callable[[], Tensor] | None,
+    ) -> Tensor:
+        start, checked = self._start(x, generator), False
 
-        checked = False
-
-        def inner(delta: Tensor) -> Tensor:
+        def inner(point: Tensor) -> Tensor:
             nonlocal checked
-            point = x + delta
-            logits = model(point)
+            logits = forward(point)
             if not checked:  # once per attack: reading the labels waits for the device
                 check_scores(logits, y)
                 checked = True
-            return -value(connected(logits, point))
+            return connected(logits, point)
 
         try:
-            return projected_descent(inner, start, constraint, self.rule, self.steps)
+            if moving is not None:
+                return self._shrinking(inner, x, start, value, moving)
+            constraint = self.threat.around(x)
+            return projected_descent(lambda d: -value(inner(x + d)), start, constraint, self.rule, self.steps)
         except ArithmeticError:
             with torch.no_grad():
                 check_finite(model(x + start), "the model's logits")
             raise NonFiniteError("the attack's gradient: NaN or infinite, so nothing was attacked") from None
+
+    def _start(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        if self.start == "zero":
+            return torch.zeros_like(x)
+        constraint, drawn = self.threat.around(x), parallel.uniform(x, generator)
+        if self.start == "uniform":
+            return constraint.at(drawn)
+        # From uniform draws, which are alike at any number of processes.
+        return constraint.project(0.001 * torch.special.ndtri(drawn.clamp(1e-6, 1 - 1e-6)))
+
+    def _shrinking(
+        self, scores: Forward, x: Tensor, start: Tensor, value: Value, moving: Callable[[], Tensor]
+    ) -> Tensor:
+        """One step at a time, of the samples that still move."""
+        delta, rows = start.clone(), torch.arange(len(x), device=x.device)
+        latest: Tensor | None = None  # logits of all samples
+
+        def inner(part: Tensor) -> Tensor:
+            nonlocal latest
+            logits = scores(x[rows] + part)
+            whole = logits if latest is None else latest.index_copy(0, rows, logits)
+            latest = whole.detach()
+            return -value(whole)
+
+        for _ in range(self.steps):
+            delta[rows] = projected_descent(inner, delta[rows], self.threat.around(x[rows]), self.rule, 1)
+            rows = moving().nonzero().flatten()
+            if len(rows) == 0:
+                break
+        return delta
 
 
 def _shortened(rule: Any, share: float) -> Any:

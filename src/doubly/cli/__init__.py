@@ -85,6 +85,10 @@ def train(arguments: list[str]) -> int:
             raise UsageError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     run = options.run
+    if options.dry_run:
+        from doubly.cli.dry_run import dry_run
+
+        return dry_run(run, output if options.resume else None, OUT, ERR)
     with stop_on_signals() as request, shown(run.epochs, OUT) as lines, ExitStack() as opened:
         watch: Watch = lines
         if options.tensorboard:
@@ -120,6 +124,8 @@ def _train_options(arguments: list[str]) -> tuple[Any, Path]:
         """go on from the run directory's checkpoint"""
         threads: int | None = None
         """CPU threads; all cores if not given"""
+        dry_run: bool = False
+        """say how long it would take here, from a calibration of a few seconds, and train nothing"""
         tensorboard: bool = False
         """also write curves for TensorBoard, to DIR/tensorboard; needs the extra doubly[tensorboard]"""
         data_root: str | None = None
@@ -234,7 +240,7 @@ def export(arguments: list[str]) -> int:
 
 
 def listing(arguments: list[str]) -> int:
-    """Show what there is: doubly list methods|attacks|models|datasets|recipes [BEGINNING]."""
+    """Show what there is: doubly list methods|attacks|models|datasets|recipes|passes [BEGINNING]."""
     from doubly.attacks import ATTACKS
     from doubly.attacks.autoattack import AutoAttack
     from doubly.data import DATASETS
@@ -246,6 +252,11 @@ def listing(arguments: list[str]) -> int:
     def about(kind: type) -> str:
         return (kind.__doc__ or "").strip().splitlines()[0]
 
+    if arguments == ["passes"]:
+        from doubly.recipes.passes import markdown
+
+        OUT.out(markdown(), highlight=False)
+        return 0
     tables: dict[str, Mapping[str, Any]] = {
         "methods": METHODS,
         "attacks": {**ATTACKS, "autoattack": AutoAttack},
@@ -254,7 +265,7 @@ def listing(arguments: list[str]) -> int:
         "recipes": RECIPES,
     }
     if len(arguments) not in (1, 2) or arguments[0] in ("-h", "--help"):
-        OUT.print(f"doubly list {'|'.join(tables)} [BEGINNING]", markup=False, highlight=False)
+        OUT.print(f"doubly list {'|'.join(tables)} [BEGINNING] | passes", markup=False, highlight=False)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     if arguments[0] not in tables:
         raise UsageError(f"there is no list of '{arguments[0]}'{nearest(arguments[0], tables)}")

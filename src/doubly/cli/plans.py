@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from doubly.cli.scheduler import command, report_command, slurm
+from doubly.cli.scheduler import command, report_command, slurm, steps
 from doubly.cli.shown import duration, say
 from doubly.errors import UsageError
 
@@ -24,7 +24,7 @@ def reproduce_plan(options: Any, out: Console, err: Console) -> int:
     if options.dry_run:
         return study.show()
     check_folder(study.output)
-    return study.run() if options.slurm is None else study.write_slurm(options.slurm)
+    return study.run(options.ray) if options.slurm is None else study.write_slurm(options.slurm)
 
 
 def _planned(options: Any, out: Console, err: Console) -> "_Study":
@@ -87,22 +87,31 @@ class _Study:
 
         return max(1, cores() // self.processes)
 
-    def run(self) -> int:
+    def run(self, ray: str | None) -> int:
         """Whatever fails is said, and the report is of the rest."""
         from doubly.recipes.plans import reported
         from doubly.runs.estimate import sizes
-        from doubly.runs.pool import run_jobs
 
         problems = sizes([job.run for job in self.waiting])[1]
         if problems:
             raise UsageError("; ".join(problems))
-        failures = run_jobs(self.jobs, self.processes, self.out)
+        failures = self.done_here() if ray is None else self.done_on_ray(ray)
         for path, problem in failures.items():
             say(self.err, f"doubly: {path} failed: {problem}")
         done = [job.output for job in self.jobs if job.done]
         if done:
             say(self.out, f"runs: {self.output}\npage: {reported(done, self.page, self.out)}")
         return 2 if failures else 0
+
+    def done_here(self) -> dict[Path, str]:
+        from doubly.runs.pool import run_jobs
+
+        return run_jobs(self.jobs, self.processes, self.out)
+
+    def done_on_ray(self, address: str) -> dict[Path, str]:
+        from doubly.runs.ray_jobs import run_on_ray
+
+        return run_on_ray(self.jobs, address, self.out, processes=self.asked, gpu=self.scale.gpu)
 
     def show(self) -> int:
         """The plan, and how long it would take."""
@@ -125,7 +134,7 @@ class _Study:
         return 0
 
     def write_slurm(self, path: Path) -> int:
-        lines = self.commands
+        lines = [steps(job, self.scale.changes) for job in self.waiting]
         if not lines:
             say(self.out, f"all {len(self.jobs)} runs are done; now: {self.report_command}")
             return 0

@@ -14,7 +14,7 @@ SEEDS = 3
 STUDIES = ("demo", "digits", "digits_done")
 FOR_PLANS = (
     *("scale", "data_root", "methods", "images", "autoattack_images"),
-    *("no_autoattack", "commands", "slurm"),
+    *("no_autoattack", "commands", "slurm", "ray"),
 )
 
 
@@ -52,7 +52,8 @@ def _options(arguments: list[str]) -> Any:
         seeds: int = SEEDS
         """seeds per method: 0, 1, …"""
         jobs: int | None = None
-        """processes, each with its share of the cores; 2 if not given. Of a SLURM array: tasks at a time, all if not"""
+        """processes, each with its share of the cores; 2 if not given. Of a SLURM array or on Ray: runs at a time, as
+        many as there is room for if not"""
         methods: tuple[str, ...] = ()
         """only these of the plan's methods"""
         output: Path | None = None
@@ -71,6 +72,8 @@ def _options(arguments: list[str]) -> Any:
         """print a command per run that is not done, for a scheduler, and run nothing"""
         slurm: Path | None = None
         """write a SLURM array script of them, and run nothing"""
+        ray: str | None = None
+        """run them on a Ray cluster, host:port; auto: the one that runs here; local: start one. Needs doubly[ray]"""
 
     return parsed(Options, arguments, "reproduce")
 

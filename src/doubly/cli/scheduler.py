@@ -14,11 +14,27 @@ SLURM = """\
 #SBATCH --array=0-{last}{jobs}
 {resources}
 #SBATCH --output={logs}/%x-%A-%a.log
-# {count} runs. A task that died or ran out of time goes on where it stopped when this script is submitted again; to
-# leave out what is done by then, have it written anew. In the end:
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+# {count} runs. A task whose node fails, that is preempted, or whose time is nearly up saves, is queued again, and goes
+# on where it stopped; so does one that died when this script is submitted again. To leave out what is done by then,
+# have it written anew. In the end:
 # {report}
 set -euo pipefail
 export OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
+child=
+# Bash hears a signal while it waits, not while a command runs: so commands run beside it.
+run() {{ "$@" & child=$!; wait "$child"; }}
+save() {{
+  trap "" USR1 TERM
+  if [ -n "$child" ] && kill -TERM "$child" 2> /dev/null; then wait "$child" || true; fi
+}}
+again() {{
+  [ "${{SLURM_RESTART_COUNT:-0}}" -lt 100 ] && scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+}}
+trap 'save; again; exit' USR1
+trap 'save; exit 143' TERM
 case "${{SLURM_ARRAY_TASK_ID:?submit this script with sbatch, or set it to the number of a run}}" in
 {cases}
 *) echo "there is no run $SLURM_ARRAY_TASK_ID: they are 0 to {last}" >&2; exit 2 ;;
@@ -36,23 +52,30 @@ GPU = """\
 
 
 def command(job: Any, changes: Mapping[str, object]) -> str:
-    """Train, or go on, and then measure; `changes` are those of the recipe. Paths are whole, for any working folder."""
+    """Train, or go on, and then measure."""
+    return " && ".join(steps(job, changes))
+
+
+def steps(job: Any, changes: Mapping[str, object]) -> tuple[str, str]:
+    """To train and to measure; `changes` are those of the recipe. Paths are whole, for any working folder."""
     place, run, root = job.output.resolve(), job.run, job.run.data.root
     data = [] if root is None else ["--data-root", root]
     changed = [word for path, value in changes.items() for word in (f"--{path}", value)]
     train = ["doubly", "train", run.name, "--seed", run.seed, *data, *changed, "--output", place, "--resume"]
     measure = ["doubly", "evaluate", place, *data, *_how(job)]
-    return f"{_shell(train)} && {_shell(measure)}"
+    return _shell(train), _shell(measure)
 
 
 def report_command(runs: Sequence[Path], output: Path) -> str:
     return _shell(["doubly", "report", *(run.resolve() for run in runs), "--output", output.resolve()])
 
 
-def slurm(name: str, commands: Sequence[str], report: str, jobs: int | None, hours: float | None, logs: Path) -> str:
+def slurm(
+    name: str, commands: Sequence[tuple[str, str]], report: str, jobs: int | None, hours: float | None, logs: Path
+) -> str:
     """An array script. `hours`: what the longest run is estimated to take here, and it is given twice that; without,
     the runs are for GPUs, whose speed this machine cannot tell."""
-    cases = "\n".join(f"{number}) {line} ;;" for number, line in enumerate(commands))
+    cases = "\n".join(f"{number}) run {train} && run {measure} ;;" for number, (train, measure) in enumerate(commands))
     return SLURM.format(
         name=name,
         last=len(commands) - 1,

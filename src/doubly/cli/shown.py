@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape as unmarked
 from rich.table import Table
 
+from doubly.rundir import duration as duration
 from doubly.rundir import printable
 
 
@@ -21,13 +22,6 @@ LABELS = {"clean": "SA", "pgd": "RA-PGD", "margin": "RA-margin"}
 
 def say(out: Console, text: str) -> None:
     out.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def duration(seconds: float) -> str:
-    for unit, length, until in (("s", 1, 90), ("min", 60, 5400)):
-        if seconds < until:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 3600:.1f} h" if seconds < 259_200 else f"{seconds / 86_400:.0f} days"
 
 
 def label(attack: str, result: Any) -> str:

@@ -1,7 +1,7 @@
 """Data as values: where images come from, how they are thinned out, how they are changed on the way to the model."""
 
 from doubly.data.arrays import Arrays
-from doubly.data.augment import Augmentation, PadCropFlip, Unchanged
+from doubly.data.augment import Augmentation, PadCropFlip, ResizedCropFlip, Unchanged
 from doubly.data.cifar import CIFAR10, CIFAR100
 from doubly.data.digits import Digits
 from doubly.data.folder import ImageFolder
@@ -35,6 +35,7 @@ __all__ = [
     "Imbalance",
     "KeptImages",
     "PadCropFlip",
+    "ResizedCropFlip",
     "Splits",
     "StepImbalance",
     "Unchanged",
@@ -58,4 +59,8 @@ IMBALANCES: dict[str, type] = {
     "exponential": ExponentialImbalance,
     "kept": KeptImages,
 }
-AUGMENTATIONS: dict[str, type] = {"unchanged": Unchanged, "pad_crop_flip": PadCropFlip}
+AUGMENTATIONS: dict[str, type] = {
+    "unchanged": Unchanged,
+    "pad_crop_flip": PadCropFlip,
+    "resized_crop_flip": ResizedCropFlip,
+}

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -124,7 +125,8 @@ class Images:
         """Of labels, ids and some of the pixels: enough to tell another set, and quick on one of any size."""
         rows = torch.linspace(0, len(self) - 1, min(len(self), 2048), dtype=torch.float64).long()
         digest = hashlib.sha256(repr((tuple(self.x.shape), self.classes)).encode())
-        for part in (self.y, self.ids, self.taken(rows.to(self.y.device))):
+        few = (self.taken(part.to(self.y.device)) for part in torch.split(rows, 64))  # at a time: images may be large
+        for part in chain((self.y, self.ids), few):
             digest.update(part.cpu().numpy().tobytes())
         return digest.hexdigest()
 

@@ -3,7 +3,9 @@
 import hashlib
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from doubly.errors import UsageError
 
 SHARD = 2**28  # bytes
+DAYS = 30  # without use, after which shards make room for others
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,8 @@ class Mapped:
         for number in sorted(set(shard.tolist())):
             mine = shard == number
             found[mine] = self.shards[number][rows[mine] - number * len(self.shards[0])]
+        if self.device.type == "cuda":  # from pinned memory, so that nobody waits for the copy
+            return found.pin_memory().to(self.device, non_blocking=True)
         return found.to(self.device)
 
     def subset(self, index: Tensor) -> "Mapped":
@@ -66,7 +71,10 @@ class Mapped:
 def mapped(folder: Path, chunks: Iterable[NDArray[np.uint8]], count: int) -> Mapped:
     """The shards in the folder, which are written from the chunks if the folder is not there yet."""
     if not folder.is_dir():
+        _remove_unused(folder.parent)
         _write(folder, chunks)
+    with suppress(OSError):  # a place that we may only read has somebody else to clear it
+        folder.touch()
     try:
         shape = tuple(int(word) for word in (folder / "shape").read_text("ascii").split())
         # Copy-on-write: torch wants arrays that it may write to, and the file stays as it is.
@@ -77,6 +85,13 @@ def mapped(folder: Path, chunks: Iterable[NDArray[np.uint8]], count: int) -> Map
     if sum(map(len, maps)) != count or any(len(part) != per_shard for part in maps[:-1]):
         raise UsageError(f"{folder} is damaged: delete it, and it is built again")
     return Mapped.of([torch.from_numpy(part) for part in maps])
+
+
+def _remove_unused(place: Path) -> None:
+    """Shards that nobody opened for a long time: whoever needs them builds them again."""
+    for shape in place.glob("*/shape"):
+        if time.time() - shape.parent.stat().st_mtime > DAYS * 86400:
+            shutil.rmtree(shape.parent, ignore_errors=True)
 
 
 def key(parts: Iterable[object]) -> str:

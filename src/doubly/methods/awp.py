@@ -43,6 +43,10 @@ class AWP:
         if isinstance(self.method, AWP):
             raise UsageError("AWP around AWP perturbs the same weights twice: wrap the method inside it, once")
 
+    @property
+    def differentiates_twice(self) -> bool:
+        return getattr(self.method, "differentiates_twice", False)
+
     def init(self, counts: Tensor | None = None) -> State:
         return self.method.init(counts)
 
@@ -72,9 +76,12 @@ class AWP:
                 'AWP perturbs trained tensors with more than one dimension and "weight" in their name, and the model '
                 "has none: name them so, or train without AWP"
             )
-        gradients = torch.autograd.grad(scalar, list(weights.values()), materialize_grads=True)
+        scale = torch.full_like(scalar, 1024)  # in fp16 the gradient of a mean would vanish
+        gradients = torch.autograd.grad(scalar, list(weights.values()), scale, materialize_grads=True)
         found = {}
-        for (name, weight), gradient in zip(weights.items(), parallel.mean(gradients), strict=True):
+        for (name, weight), gradient in zip(
+            weights.items(), parallel.mean([own / scale for own in gradients]), strict=True
+        ):
             found[name] = self.gamma * weight.detach().norm() / (gradient.norm() + 1e-20) * gradient
         return found
 

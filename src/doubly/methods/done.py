@@ -92,6 +92,10 @@ class DONE:
             raise ValueError("divergence mean_variance has no cap: use chi2, or leave the cap out")
         return MeanVariance(r, self.eta)
 
+    @property
+    def differentiates_twice(self) -> bool:
+        return self.implicit == "exact"
+
     def init(self, counts: Tensor | None = None) -> State:
         return {}
 

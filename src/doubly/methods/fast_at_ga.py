@@ -35,6 +35,10 @@ class FastATGA:
         if not self.strength >= 0:
             raise UsageError(f"the strength of gradient alignment is not negative, got {self.strength:g}")
 
+    @property
+    def differentiates_twice(self) -> bool:
+        return self.strength > 0
+
     def init(self, counts: Tensor | None = None) -> State:
         return {}
 
@@ -51,7 +55,8 @@ class FastATGA:
         if self.strength > 0:
             radius = self.attack.threat.radius
             noise = radius * (2 * parallel.uniform(batch.x, moment.generator("alignment")) - 1)
-            with statistics_frozen(model):
+            # The second derivative drowns in half precision.
+            with statistics_frozen(model), torch.autocast(batch.x.device.type, enabled=False):
                 with repeating(stand):
                     here = self._gradient(model, batch.x, batch.y, create_graph=False)
                 with repeating(stand):

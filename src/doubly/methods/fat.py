@@ -3,10 +3,10 @@
     mean loss(x_stop),   stop = first k < K at which x_k is misclassified for the (tau + 1)-th time, else K
 
 The check comes before a step, at the iterate the step would leave, so with tau = 0 the random start itself may be kept.
-A sample that has stopped adds nothing to what the attack increases; its gradient is 0 and its steps are 0. All samples
-go through K passes together and keep their order; the released code loops over samples and returns them in another
-order, with the same loss. Left out: the Gaussian noise of 0.001 that the released code adds to each step, since steps
-here follow from the gradient alone.
+A sample that stops adds nothing to what the attack increases; its gradient is 0 and so is its step. It then leaves the
+batch, and later passes are the smaller. Samples keep their order; the released code loops over samples and returns them
+in another order, with the same loss. Left out: the Gaussian noise of 0.001 that the released code
+adds to each step, since steps here follow from the gradient alone.
 """
 
 from dataclasses import dataclass, field
@@ -83,4 +83,5 @@ class FAT:
             losses = self.attack.loss(logits, batch.y)
             return torch.where(moving, losses, torch.zeros_like(losses))
 
-        return self.attack.search(model, batch.x, batch.y, moment.generator("attack"), value), taken
+        delta = self.attack.search(model, batch.x, batch.y, moment.generator("attack"), value, lambda: moving)
+        return delta, taken

@@ -1,4 +1,4 @@
-"""Residual networks for small images, the activation after the sum (He et al., 2016a): ResNet-18 and narrow ones."""
+"""Residual networks with the activation after the sum (He et al., 2016a): ResNet-18, narrow ones for small images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,25 +30,29 @@ class Block(nn.Module):
         return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
 
 
-def _network(normalize: Normalize, stem: nn.Conv2d, widths: Sequence[int], blocks: int, classes: int) -> nn.Sequential:
-    normed = nn.Sequential(stem, nn.BatchNorm2d(stem.out_channels), nn.ReLU())
+def _network(
+    normalize: Normalize, stem: nn.Conv2d, widths: Sequence[int], blocks: int, classes: int, *pool: nn.Module
+) -> nn.Sequential:
+    normed = nn.Sequential(stem, nn.BatchNorm2d(stem.out_channels), nn.ReLU(), *pool)
     return residual_network(normalize, normed, Block, (stem.out_channels, *widths), blocks, nn.Identity(), classes)
 
 
 @dataclass(frozen=True)
 class ResNet18:
-    """ResNet-18 for CIFAR: stages of 64, 128, 256 and 512 channels, two blocks each."""
+    """ResNet-18: stages of 64, 128, 256 and 512 channels, two blocks each; unless changed, as for CIFAR."""
 
-    stem: Literal["3x3", "7x7"] = "3x3"
-    """first convolution: 3x3 with stride 1, or 7x7 with stride 2 (a quarter of the work on large images)"""
+    stem: Literal["3x3", "7x7", "imagenet"] = "3x3"
+    """first convolution: 3x3 with stride 1, for 32 pixels; 7x7 with stride 2, a quarter of the work; imagenet: 7x7 with
+    stride 2 and a 3x3 maximum with stride 2, a sixteenth of it, for 224 pixels"""
 
     def __post_init__(self) -> None:
-        if self.stem not in ("3x3", "7x7"):
-            raise UsageError(f"the stem of a ResNet-18 is '3x3' or '7x7', got {self.stem!r}")
+        if self.stem not in ("3x3", "7x7", "imagenet"):
+            raise UsageError(f"the stem of a ResNet-18 is '3x3', '7x7' or 'imagenet', got {self.stem!r}")
 
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         stem = convolution(channels, 64) if self.stem == "3x3" else convolution(channels, 64, 7, 2)
-        return _network(Normalize(mean, std), stem, (64, 128, 256, 512), 2, classes)
+        pool = (nn.MaxPool2d(3, 2, 1),) if self.stem == "imagenet" else ()
+        return _network(Normalize(mean, std), stem, (64, 128, 256, 512), 2, classes, *pool)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ ROW = ("epoch", "loss", "lr", "r", "weight_ess", "seconds", "passes_forward", "p
 LABELS = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
 FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")  # of few steps and epochs: a table of their own
 # Settings in which two seeds of one method may differ: they decide where and how fast it runs, not what is learnt.
-PER_RUN = ("name", "seed", "output", "device", "channels_last", "save_seconds", "data.root")
+PER_RUN = ("name", "seed", "output", "device", "channels_last", "compile", "save_seconds", "data.root")
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ class RunResult:
 
     @property
     def method(self) -> str:
-        name = str(self.config["name"]).rpartition(".")[2]
-        return LABELS.get(name, name.upper().replace("_", "-"))
+        return method_label(str(self.config["name"]))
 
     @property
     def seed(self) -> int:
@@ -74,6 +73,14 @@ class RunResult:
         return self._mean("passes_forward"), self._mean("passes_backward")
 
     @property
+    def predicted_passes(self) -> tuple[float, float]:
+        """As they were foreseen when the run began; NaN in a record of an earlier time."""
+        found = self.environment.get("predicted")
+        values = [found.get(key) if isinstance(found, dict) else None for key in ROW[6:8]]
+        forward, backward = (float(value) if isinstance(value, NUMBER) else math.nan for value in values)
+        return forward, backward
+
+    @property
     def peak_memory(self) -> float:
         """In bytes."""
         return max((row["peak_memory"] for row in self.metrics if row.get("peak_memory")), default=math.nan)
@@ -91,6 +98,12 @@ class RunResult:
     def tail(self) -> dict[str, Any]:
         """How the classes of the tail were picked."""
         return {f"tail.{key}": self.evaluation.get("tail", {}).get(key, usual) for key, usual in USUAL_TAIL.items()}
+
+
+def method_label(name: str) -> str:
+    """`DONE-PGD` of `cifar10.imbalanced.done_pgd`."""
+    method = name.rpartition(".")[2]
+    return LABELS.get(method, method.upper().replace("_", "-"))
 
 
 USUAL_TAIL = {"share": 0.3, "rounding": "round"}

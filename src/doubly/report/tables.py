@@ -75,7 +75,10 @@ def table(comparison: Comparison) -> Table:
     runs = comparison.methods.values()
     columns[Column("worst class")] = [_worst(group) for group in runs]
     columns[Column("seconds", None, optional=True)] = [known([run.seconds for run in group], 0) for group in runs]
-    columns[Column("passes per step", None, optional=True)] = [_passes(group) for group in runs]
+    columns[Column("passes per step", None, optional=True)] = [_passes([r.passes for r in group]) for group in runs]
+    if any(not math.isnan(run.predicted_passes[0]) for run in comparison.runs):
+        foreseen = [_passes([run.predicted_passes for run in group]) for group in runs]
+        columns[Column("predicted", None, optional=True)] = foreseen
     columns[Column("peak MB", min, optional=True)] = [
         known([run.peak_memory / 2**20 for run in group], 0) for group in runs
     ]
@@ -214,8 +217,9 @@ def _worst(runs: list[RunResult]) -> Cell:
     return Cell(" / ".join(dict.fromkeys(w["name"] for w in found)), *mean_sd(100 * w["ra_pgd"] for w in found))
 
 
-def _passes(runs: list[RunResult]) -> Cell:
-    counted = [run.passes for run in runs if not math.isnan(run.passes[0])]
+def _passes(of_runs: Sequence[tuple[float, float]]) -> Cell:
+    """Forward + backward, of the seeds that recorded them."""
+    counted = [passes for passes in of_runs if not math.isnan(passes[0])]
     if not counted:
         return Cell("-")
     forward, backward = (mean_sd(values)[0] for values in zip(*counted, strict=True))

@@ -118,8 +118,14 @@ class Run:
     """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of images; auto measures both at the start and keeps the faster for the whole run"""
-    precision: Literal["float32", "bf16"] = "float32"
-    """bf16: autocast of the network on CUDA; losses, weights, u and barrier stay in float32 or better"""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """a compiled twin of the network for attacks; auto measures whether it repays its compiler, and says so"""
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """bf16, fp16: autocast of the network while it trains, fp16 with a scaled loss; losses, weights, u, barrier and
+    implicit terms stay in float32 or better, as does every evaluation; for CUDA, on a CPU it is slower than float32"""
+    recompute_activations: bool = False
+    """keep only the inputs of the network's blocks and compute the rest again in each backward pass: about half the
+    memory for a forward pass more, the same numbers; not a saving with DONE's implicit exact (docs/scale.md)"""
     microbatch: int | None = None
     """most images of a step that a process takes at a time, where a batch does not fit its memory: the gradient is
     summed up over parts, with the weights of the whole batch; batch norm sees a part. None takes all at once"""

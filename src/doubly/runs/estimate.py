@@ -16,17 +16,15 @@ from doubly.data.loader import steps_per_epoch
 from doubly.data.published import PUBLISHED
 from doubly.errors import UsageError
 from doubly.evaluation.remaining import Remaining
-from doubly.models import SmallCNN
 from doubly.runs.answers import answers
 from doubly.runs.autoattack import STANDING
 from doubly.runs.build import chosen_device, faster_channels_last, load_splits, prepare
 from doubly.runs.config import Data, Run
 from doubly.runs.curve import SHARES
 from doubly.runs.measuring import Measuring
-from doubly.runs.passes import Passes, counted, passes
+from doubly.runs.passes import Passes, counted, predicted, random_images, tiny_network
 from doubly.runs.standard_attacks import chosen
 from doubly.seeding import global_generators
-from doubly.types import Method
 
 PATIENCE = 1.5  # seconds for each of the three things that are timed
 
@@ -83,7 +81,10 @@ def sizes(runs: Iterable[Run]) -> tuple[dict[Data, Size], list[str]]:
 
 def published_size(data: Data) -> Size:
     """Of data that are not here, as they were published; as if its classes had equally many images."""
-    about = PUBLISHED[next(name for name, kind in DATASETS.items() if kind is type(data.source))]
+    name = next(name for name, kind in DATASETS.items() if kind is type(data.source))
+    if name not in PUBLISHED:
+        raise UsageError(f"how large the data are cannot be known without them, as {name} is no published dataset")
+    about = PUBLISHED[name]
     n = min(about.train, data.train_images or about.train)
     kept = data.imbalance.keep(torch.arange(n) % about.classes, about.classes)
     return Size(len(kept), about.test, about.shape, about.classes)
@@ -94,7 +95,7 @@ def estimate(
 ) -> Estimate:
     """`epochs`: how many are left to train."""
     channels, classes = size.shape[0], size.classes
-    cost = _step_cost(run.method, channels, classes)  # type: ignore[arg-type]  # methods are frozen, so hashable
+    cost = predicted(run.method, channels, classes)  # type: ignore[arg-type]  # methods are frozen, so hashable
     probes = sum((epoch + 1) % run.probe.every == 0 for epoch in range(run.epochs - epochs, run.epochs))
     probed = min(run.probe.size, size.test) * pace.seconds(
         _image_cost(run.probe.attack, ("pgd", "margin"), channels, classes)
@@ -122,29 +123,11 @@ def _work(attack: AutoAttack, classes: int) -> int:
 
 
 @cache
-def _step_cost(method: Method, channels: int, classes: int) -> Passes:
-    """Counted on a tiny network: passes do not depend on it."""
-    images = _random(16, (channels, 8, 8), classes)
-    return passes(method, _tiny(channels, classes), images, len(images))
-
-
-@cache
 def _image_cost(pgd: PGD, attacks: tuple[str, ...], channels: int, classes: int) -> Passes:
-    images, model = _random(4, (channels, 8, 8), classes), _tiny(channels, classes)
+    images, model = random_images(4, (channels, 8, 8), classes), tiny_network(channels, classes)
     with counted(model, len(images)) as found:
         answers(model, images, chosen(attacks, pgd)[0])
     return found
-
-
-def _tiny(channels: int, classes: int) -> nn.Module:
-    with global_generators(0):
-        return SmallCNN(2).build(channels, classes, [0.5] * channels, [0.25] * channels)
-
-
-def _random(n: int, shape: tuple[int, ...], classes: int) -> Images:
-    with global_generators(0):
-        names = tuple(str(k) for k in range(classes))
-        return Images.of(torch.randint(0, 256, (n, *shape), dtype=torch.uint8), torch.arange(n) % classes, names)
 
 
 def calibrated(run: Run, size: Size, threads: int) -> Pace:
@@ -155,7 +138,7 @@ def calibrated(run: Run, size: Size, threads: int) -> Pace:
         with global_generators(0):
             channels = size.shape[0]
             model = run.model.build(channels, size.classes, [0.5] * channels, [0.25] * channels).to(device)
-        images = _random(run.batch, size.shape, size.classes).to(device)
+        images = random_images(run.batch, size.shape, size.classes).to(device)
         n = _affordable(model, images, run.batch)
         last = run.channels_last == "yes" or (run.channels_last == "auto" and faster_channels_last(model, images, n, 1))
         layout = torch.channels_last if last else torch.contiguous_format

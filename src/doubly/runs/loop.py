@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -18,24 +17,20 @@ from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import batches, steps_per_epoch
 from doubly.errors import Interrupted, NonFiniteError, UsageError
-from doubly.evaluation.result import EvalResult, number
 from doubly.models.batch_norm import normalised_globally
-from doubly.rundir import RunDir, append_metrics, lock, truncate_metrics, write_json
-from doubly.runs import checkpoint
+from doubly.rundir import RunDir, append_metrics
+from doubly.runs import checkpoint, compiling
 from doubly.runs.alarms import alarms
-from doubly.runs.answers import answers
+from doubly.runs.beginning import claim, go_on
 from doubly.runs.build import fetched_splits
-from doubly.runs.config import Probe, Run
-from doubly.runs.environment import environment
-from doubly.runs.load import other_configuration
-from doubly.runs.memory import forget_peak, peak_memory
+from doubly.runs.config import Run
+from doubly.runs.memory import fitted, forget_peak, largest_that_fits, peak_memory
 from doubly.runs.meter import Meter
 from doubly.runs.microbatches import gradient
 from doubly.runs.own_model import without_initial_weights
 from doubly.runs.passes import counted
-from doubly.runs.processes import joined, restarted
-from doubly.runs.saved_config import to_json
-from doubly.runs.standard_attacks import chosen
+from doubly.runs.probe import probed, score
+from doubly.runs.processes import joined, restarts
 from doubly.runs.training import Training
 from doubly.runs.warm_up import warmed
 from doubly.types import Moment
@@ -77,12 +72,14 @@ def train_run(
             parallel.agree("settings", _words(run), "give every process the same command")
             rundir = None if output is None else RunDir(output)
             if rundir is not None:
-                parallel.first(partial(_claim, held, run, rundir, resume or restarted()))
+                parallel.first(partial(claim, held, run, rundir, resume or restarts() > 0))
                 if checkpoint.find(rundir.checkpoints, "last"):
                     run = replace(run, model=without_initial_weights(run.model))
             training = Training.begin(run, splits or _loaded(run, watch), model)
             if rundir is not None:
-                _continue(training, rundir, watch)
+                told = go_on(training, rundir)
+                if told:
+                    watch.say(told)
             if run.batch_norm == "global":
                 held.enter_context(normalised_globally(training.model))
             return _train(training, rundir, watch, stop)
@@ -102,62 +99,43 @@ def _loaded(run: Run, watch: Watch) -> Splits:
     return splits
 
 
-def _claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool) -> None:
-    """Keep others out of the directory, and make sure that it is free for this run, or already holds it."""
-    held.enter_context(lock(rundir.path))
-    if rundir.config.exists():
-        if not resume:
-            raise UsageError(
-                f"{rundir.path} already holds a run: add --resume to continue it, or choose another --output"
-            )
-        changed = other_configuration(rundir.path, run)
-        if changed:
-            raise UsageError(
-                f"{rundir.path} was begun with another configuration ({changed}): resume it without that change"
-            )
-        return
-    strangers = [p.name for p in rundir.path.iterdir() if not p.name.startswith(".")]  # ours may have died at once
-    if strangers:
-        raise UsageError(f"{rundir.path} is not empty ({strangers[0]}): choose another --output")
-
-
-def _continue(training: Training, rundir: RunDir, watch: Watch) -> None:
-    """Go on from the checkpoint, if one stands, and bring the directory back to it; else that is now ours."""
-    standing = checkpoint.find(rundir.checkpoints, "last")
-    if standing is not None:
-        training.restore(*checkpoint.load(standing), standing)
-        watch.say(f"continuing at epoch {training.epoch}, step {training.step}")
-    here = f"epoch {training.epoch}, step {training.step}"
-    parallel.agree("checkpoints", here, "let the output be a folder that all machines share")
-    parallel.first(partial(_bring_back, training, rundir))
-
-
-def _bring_back(training: Training, rundir: RunDir) -> None:
-    """The directory as it was at the checkpoint."""
-    truncate_metrics(rundir.metrics, training.epoch)
-    if training.epoch < training.run.epochs:  # what was measured of an earlier epoch is true no longer
-        rundir.evaluation.unlink(missing_ok=True)
-        rundir.predictions.unlink(missing_ok=True)
-        rundir.gallery.unlink(missing_ok=True)
-    if not rundir.config.exists():
-        write_json(rundir.config, to_json(training.run))
-    if not rundir.environment.exists():
-        write_json(rundir.environment, environment(training.device))
-
-
 def _train(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
-    """The epochs that are left; where a number is not finite, the error says when."""
+    """The epochs that are left; where a number is not finite the error says when, where memory ends what would fit."""
     try:
-        return _epochs(t, rundir, watch, stop)
+        trained = fitted(lambda: _epochs(t, rundir, watch, stop))
+        if trained is None:
+            raise UsageError(_too_large(t))
+        return trained[0]
     except NonFiniteError as problem:
         standing = checkpoint.find(rundir.checkpoints, "last") if rundir else None
         kept = f"; the last good checkpoint is {standing}" if standing else ""
         raise NonFiniteError(f"epoch {t.epoch}, step {t.step}: {problem}{kept}") from None
 
 
+def _too_large(t: Training) -> str:
+    """What to do about a batch that does not fit."""
+    processes = parallel.world()[1]
+    tried = min(t.run.microbatch or t.run.batch, t.run.batch // processes)
+    t.optimizer.zero_grad()  # sets them free
+
+    def trial(size: int) -> None:
+        batch = next(batches(t.images.train, size, t.run.seed, 0, channels_last=t.channels_last))
+        gradient(t.run.method, t.model.train(), batch, t.state, Moment(), None, t.computing, t.precision.backward)
+
+    fits = largest_that_fits(trial, tried - 1) if processes == 1 else max(1, tried // 2)  # the others would be asked
+    if fits is None:
+        return "out of memory with a single image at a time: take a smaller network, or recompute_activations"
+    known = f"{fits} fit" if processes == 1 else f"try {fits}"
+    return (
+        f"out of memory with {tried} images at a time, {known}: add --microbatch {fits}, which keeps the batch, or "
+        f"take --batch {fits * processes}; recompute_activations saves memory too"
+    )
+
+
 def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
-    run, saved = t.run, time.monotonic()
     forget_peak(t.device)
+    compiling.prepare(t, watch.say)
+    run, saved = t.run, time.monotonic()
     steps = steps_per_epoch(len(t.images.train), run.batch)
 
     def save(name: str = "last") -> None:
@@ -213,14 +191,14 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
             row["r"] = float(t.state["r"])
         last = t.epoch + 1 == run.epochs
         if last or (t.epoch + 1) % run.probe.every == 0:
-            row["probe"] = _probe(t)
+            row["probe"] = probed(t)
             row["alarms"] = alarms(row, t.peak)
             t.peak = max(t.peak, row["probe"]["ra_pgd"])
             for sentence in row["alarms"]:
                 watch.say(f"epoch {t.epoch}: {sentence}")
-            score = _score(row["probe"], run.probe)
-            if t.images.chooses and (t.best is None or score > t.best):
-                t.best = score
+            found = score(row["probe"], run.probe)
+            if t.images.chooses and (t.best is None or found > t.best):
+                t.best = found
                 save("best")
         t.epoch, t.step, t.seconds, t.meter = t.epoch + 1, 0, 0.0, Meter()
         if rundir is not None and parallel.world()[0] == 0:
@@ -238,43 +216,12 @@ def _step(t: Training, batch: Any, moment: Moment, wishes: Callable[[], Sequence
     with counted(t.model, len(batch.y)) if moment.step == 0 else nullcontext() as passes:
         t.optimizer.zero_grad()
         method = warmed(t.run, moment.progress)
-        objective = gradient(method, t.model, batch, t.state, moment, t.run.microbatch, t.autocast)
+        objective = gradient(
+            method, t.model, batch, t.state, moment, t.run.microbatch, t.computing, t.precision.backward
+        )
     agreed = parallel.average_gradients(t.model.parameters(), t.local_statistics, wishes())
     check_finite(objective.losses, "the losses")  # only now: a process that left before would keep the others waiting
-    t.check_gradients()
-    t.optimizer.step()
+    t.take_step()
     t.state = objective.state
-    t.update_average()
     t.meter.add(objective, batch, passes)
     return agreed
-
-
-def _probe(t: Training) -> dict[str, Any]:
-    images, attacks = t.images.probe, chosen(("pgd", "margin"), t.run.probe.attack)[0]
-    found = EvalResult(images.y.cpu().numpy(), images.classes, answers(t.evaluated, images, attacks).classes)
-    worst, value = found.worst("pgd")
-    return {
-        "on": "holdout" if t.images.chooses else "test",
-        "n": found.n,
-        "sa": found.accuracy("clean"),
-        "ra_pgd": found.accuracy("pgd"),
-        "ra_tail_30": found.tail("pgd")[0],
-        "worst_class": {"name": worst, "ra_pgd": value},
-        "ra_margin": found.accuracy("margin"),
-        "commonest": _commonest(found),
-        "per_class": {name: number(value) for name, value in zip(found.names, found.per_class("pgd"), strict=True)},
-    }
-
-
-def _commonest(found: EvalResult) -> dict[str, Any]:
-    """The class that clean images are most often taken for: its share of the answers and of the images."""
-    counts = np.array(found.confusion("clean"))  # a row per label
-    most = int(counts.sum(0).argmax())
-    share, true_share = counts.sum(0)[most] / found.n, counts.sum(1)[most] / found.n
-    return {"name": found.names[most], "share": float(share), "true_share": float(true_share)}
-
-
-def _score(probe: dict[str, Any], settings: Probe) -> float:
-    if settings.choose == "both":
-        return float(probe["ra_pgd"] + probe["ra_tail_30"]) / 2
-    return float(probe[settings.choose])

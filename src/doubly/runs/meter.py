@@ -15,6 +15,8 @@ def effective_sample_size(sums: Tensor, squares: Tensor) -> Tensor:
 
 def _everybodys(name: str, values: Tensor) -> Tensor:
     """The samples of all processes; of steps, in which all took part, the sum."""
+    if name.startswith("count/"):  # all of them have counted the same
+        return values
     everyone = parallel.gather(values)
     return everyone.view(-1, *values.shape).sum(0) if name == "steps" else everyone
 
@@ -46,6 +48,10 @@ class Meter:
             self.parts["record/passes_forward"] = [step.new_tensor([passes.forward]).float()]
             self.parts["record/passes_backward"] = [step.new_tensor([passes.backward]).float()]
 
+    def count(self, name: str, times: Tensor) -> None:
+        """Summed over the epoch."""
+        self.parts.setdefault(f"count/{name}", []).append(times.reshape(1))
+
     def collected(self) -> State:
         """Of all processes, each of which has to ask."""
         found = {name: _everybodys(name, torch.cat(values)) for name, values in self.parts.items()}
@@ -69,4 +75,5 @@ class Meter:
             "weight_quantiles": dict(zip(("5%", "50%", "95%"), quantiles, strict=True)),
             "weight_ess": (effective_sample_size(*found["steps"][:, :2].T) / found["steps"][:, 2]).mean().item(),
             **{name[7:]: found[name].mean().item() for name in found if name.startswith("record/")},
+            **{name[6:]: int(found[name].sum()) for name in found if name.startswith("count/")},
         }

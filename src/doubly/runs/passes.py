@@ -2,13 +2,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
+import torch
 from torch import Tensor, nn
 
+from doubly import parallel
+from doubly.attacks import fast
+from doubly.attacks.forward import Forward, Mode
 from doubly.data import Images
 from doubly.data.loader import batches
-from doubly.types import Method, Moment
+from doubly.methods import FAT
+from doubly.models import SmallCNN
+from doubly.schedules import Constant
+from doubly.seeding import global_generators
+from doubly.types import Batch, Method, Moment
+
+FEW = 8  # images that the passes of attacks are counted on
 
 
 @dataclass
@@ -47,3 +58,67 @@ def passes(method: Method, model: nn.Module, images: Images, size: int) -> Passe
         step.scalar.backward()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
     return found
+
+
+@cache
+def predicted(method: Method, channels: int, classes: int) -> Passes:
+    """Of a step: counted on a tiny network, since they do not depend on it."""
+    if isinstance(method, FAT):  # whose attacks end early: at most so many
+        method = replace(method, tau=Constant(float(method.attack.steps)))
+    images = random_images(16, (channels, 8, 8), classes)
+    with global_generators(0):
+        return passes(method, tiny_network(channels, classes), images, len(images))
+
+
+def prediction(method: Method, images: Images) -> dict[str, dict[str, float]]:
+    """For the record of a run. Nothing where somebody's own method cannot be counted on a tiny network, nor where it
+    would have to talk with other processes, which do not count."""
+    if parallel.world()[1] > 1:
+        return {}
+    try:
+        found = predicted(method, images.x.shape[1], len(images.classes))  # type: ignore[arg-type]  # if hashable
+    except Exception:  # of somebody's own method, and no reason not to train
+        return {}
+    return {"predicted": {"passes_forward": found.forward, "passes_backward": found.backward}}
+
+
+def tiny_network(channels: int, classes: int) -> nn.Module:
+    with global_generators(0):
+        return SmallCNN(2).build(channels, classes, [0.5] * channels, [0.25] * channels)
+
+
+def random_images(n: int, shape: tuple[int, ...], classes: int) -> Images:
+    with global_generators(0):
+        names = tuple(str(k) for k in range(classes))
+        return Images.of(torch.randint(0, 256, (n, *shape), dtype=torch.uint8), torch.arange(n) % classes, names)
+
+
+def attack_passes(method: Method, model: nn.Module, batch: Batch, counts: Tensor) -> dict[Mode, float]:
+    """Input gradients that the attack of a step asks for, in batches, by mode; counted on a few images.
+
+    In the last tenth of training, when burn-ins are over. The model is left as it was found.
+    """
+    few = Batch(*(part[:FEW] for part in batch))
+    found: dict[Mode, float] = {"eval": 0.0, "train": 0.0}
+
+    def counting(mode: Mode) -> Forward:
+        def forward(x: Tensor) -> Tensor:
+            found[mode] += len(x) / len(few.y)
+            logits: Tensor = model(x)
+            return logits
+
+        return forward
+
+    with global_generators(0), _buffers_kept(model), fast(model, {mode: counting(mode) for mode in found}):
+        method.objective(model, few, method.init(counts), Moment(progress=0.95))
+    return found
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    kept = [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(model.buffers(), kept, strict=True):
+            buffer.copy_(value)

@@ -1,15 +1,18 @@
 """Many runs on one machine: a few processes, each with its share of the cores, all writing ordinary run directories.
 
-What is done is skipped, what was cut is resumed, what fails is reported and does not stop the others.
+What is done is skipped, what was cut is resumed, what fails is reported and does not stop the others. A process that
+dies takes nobody with it: another goes on with its run.
 """
 
 import os
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -26,10 +29,11 @@ from doubly.runs.measure_run import evaluate_run, measured
 from doubly.runs.measuring import Measuring
 from doubly.runs.progress import bar_columns
 from doubly.runs.saved_config import from_json, to_json
-from doubly.runs.signals import stop_on_signals
+from doubly.runs.signals import StopRequest, stop_on_signals
 
 # `doubly evaluate` asks the trust panel of the runs that matter.
 WITHOUT_TRUST = Measuring(trust=False)
+LIVES = 3  # how often a run whose process dies is begun or gone on with
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,11 @@ class Job:
         return other_configuration(self.output, self.run) if is_run(self.output) else None
 
     @property
+    def plain(self) -> tuple[Any, Path, Measuring | None, tuple[str, ...]]:
+        """What another process needs to know of it."""
+        return to_json(self.run), self.output, self.measure, self.attacks
+
+    @property
     def epochs_done(self) -> int:
         return len(read_metrics(RunDir(self.output).metrics))
 
@@ -83,28 +92,102 @@ def run_jobs(jobs: Sequence[Job], processes: int, console: Console) -> dict[Path
     """Train and evaluate what is not done yet; returns a sentence for each run that failed."""
     if processes < 1:
         raise UsageError(f"jobs run in at least 1 process, got {processes}")
-    waiting = [job for job in jobs if not job.done]
-    if len(waiting) < len(jobs):
-        console.print(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done already", highlight=False)
+    waiting = left_of(jobs, console)
     if not waiting:
         return {}
     processes = min(processes, len(waiting))
-    context = get_context("spawn")  # a fork would copy torch's thread pool in an unknown state
-    stopping = context.Event()
-    pinned = (max(1, cores() // processes), stopping)
-    with stop_on_signals() as request, ProcessPoolExecutor(processes, context, _pin, pinned) as pool:
-        futures = {pool.submit(_work, to_json(job.run), job.output, job.measure, job.attacks): job for job in waiting}
-        _follow(futures, console, request)
+    threads = max(1, cores() // processes)
+    stopping = get_context("spawn").RawValue("b", 0)  # without a lock, with which a process could die
+    idle: SimpleQueue[_Worker] = SimpleQueue()
+
+    def work(job: Job) -> str | None:
+        worker = idle.get()
+        try:
+            return worker.work(job)
+        finally:
+            idle.put(worker)
+
+    with stop_on_signals() as request, pinned(threads):
+        workers = [_Worker(threads, stopping) for _ in range(processes)]
+        for worker in workers:
+            idle.put(worker)
+        with ThreadPoolExecutor(processes) as pool:
+            futures = {pool.submit(work, job): job for job in waiting}
+            try:
+                follow(futures, console, request)
+            finally:
+                if request():
+                    stopping.value = 1  # the workers save where they are, and begin nothing more
+                    pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.end()
         if request():
-            stopping.set()  # the workers save where they are, and begin nothing more
-            pool.shutdown(cancel_futures=True)
-            ending = Interrupted("stopped; the same command goes on where this one left off")
-            ending.number = request.number or ending.number
-            raise ending
+            raise stopped(request)
         return {job.output: problem for future, job in futures.items() if (problem := future.result())}
 
 
-_stopping: Any = None  # in a worker: set when the pool is to end
+def left_of(jobs: Sequence[Job], console: Console) -> list[Job]:
+    """Those that are not done; says how many are."""
+    waiting = [job for job in jobs if not job.done]
+    if len(waiting) < len(jobs):
+        console.print(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done already", highlight=False)
+    return waiting
+
+
+def stopped(request: StopRequest) -> Interrupted:
+    ending = Interrupted("stopped; the same command goes on where this one left off")
+    ending.number = request.number or ending.number
+    return ending
+
+
+def threads_of(threads: int) -> dict[str, str]:
+    """The environment in which OpenMP and the libraries for matrices, which read it when they are loaded, agree."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+
+
+@contextmanager
+def pinned(threads: int) -> Iterator[None]:
+    """What is started meanwhile has so many threads from its first import on."""
+    before = {name: os.environ.get(name) for name in threads_of(threads)}
+    os.environ |= threads_of(threads)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+class _Worker:
+    """A process that does one job after another; where it dies, a new one goes on with the job."""
+
+    def __init__(self, threads: int, stopping: Any) -> None:
+        self.pinned = threads, stopping
+        self.begin()
+
+    def begin(self) -> None:
+        # A fork would copy torch's thread pool in an unknown state. A pool of one, since a pool breaks as a whole.
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"), _pin, self.pinned)
+
+    def end(self) -> None:
+        self.pool.shutdown()
+
+    def work(self, job: Job) -> str | None:
+        for _ in range(LIVES):
+            try:
+                return self.pool.submit(_work, *job.plain).result()
+            except BrokenProcessPool:
+                self.end()
+                self.begin()
+        return died(LIVES, "its process was killed, perhaps for want of memory")
+
+
+def died(times: int, how: str) -> str:
+    return f"died {times} times ({how}): run fewer jobs at a time, and the same command goes on where it stopped"
+
+
+_stopping: Any = None  # in a worker: 1 when the pool is to end
 
 
 def _pin(threads: int, stopping: Any) -> None:
@@ -113,33 +196,48 @@ def _pin(threads: int, stopping: Any) -> None:
     _stopping = stopping
 
 
+def _stop() -> bool:
+    return bool(_stopping.value)
+
+
 def _work(config: Any, output: Path, measure: Measuring | None, attacks: tuple[str, ...]) -> str | None:
-    """In the worker: one job; a sentence if it failed, whatever it failed of."""
-    if _stopping.is_set():
+    """In the worker: one job."""
+    if _stop():
         return "not begun"
+    with stop_on_signals():  # the parent decides, so that a Ctrl-C in the terminal is heard once
+        return attempt(config, output, measure, attacks, _stop)
+
+
+def attempt(
+    config: Any, output: Path, measure: Measuring | None, attacks: tuple[str, ...], stop: Callable[[], bool]
+) -> str | None:
+    """One job, gone on with where it was cut; a sentence if it failed, whatever it failed of."""
     try:
-        with stop_on_signals():  # the parent decides, so that a Ctrl-C in the terminal is heard once
-            run: Run = from_json(config)
-            train_run(run, output, resume=True, stop=_stopping.is_set)
+        run: Run = from_json(config)
+        if not Job(run, output, measure, attacks).done:  # by one that died with the answer
+            train_run(run, output, resume=True, stop=stop)
             if measure is not None:
-                evaluate_run(output, attacks=attacks, root=run.data.root, how=measure, watch=_Stopping())
+                evaluate_run(output, attacks=attacks, root=run.data.root, how=measure, watch=_Stopping(stop))
     except Exception as problem:  # one run that fails does not stop the others
         return f"{type(problem).__name__}: {problem}"
     return None
 
 
 class _Stopping(Watch):
-    """Ends an evaluation when the pool is to end: AutoAttack takes hours, and goes on from what it has written."""
+    """Ends an evaluation when all is to end: AutoAttack takes hours, and goes on from what it has written."""
+
+    def __init__(self, stop: Callable[[], bool]) -> None:
+        self.stop = stop
 
     def images(self, done: int, of: int) -> None:
-        if _stopping.is_set():
+        if self.stop():
             raise Interrupted("stopped while measuring")
 
     def left(self, seconds: float | None) -> None:
         self.images(0, 0)
 
 
-def _follow(futures: dict["Future[str | None]", Job], console: Console, stop: Callable[[], bool]) -> None:
+def follow(futures: Mapping["Future[Any]", Job], console: Console, stop: Callable[[], bool]) -> None:
     """A bar over all epochs on a terminal, a line per finished run elsewhere; until all is done or asked to stop."""
     total = sum(job.run.epochs for job in futures.values())
     reported: set[Path] = set()
@@ -155,4 +253,4 @@ def _follow(futures: dict["Future[str | None]", Job], console: Console, stop: Ca
                     console.print(text, highlight=False, markup=False, soft_wrap=True)
             if len(finished) == len(futures) or stop():
                 return
-            time.sleep(1.0)
+            wait(futures, timeout=1.0)

@@ -27,9 +27,9 @@ def started() -> tuple[int, int]:
         ) from None
 
 
-def restarted() -> bool:
-    """Whether torchrun has started these processes anew, after one was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+def restarts() -> int:
+    """How often torchrun has started these processes anew, after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def local_rank() -> int:
@@ -62,8 +62,12 @@ def _join(rank: int, size: int, patience: timedelta) -> None:
     if cuda:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
     try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=patience))  # type: ignore[attr-defined]
+        # torchrun keeps its store over restarts, and with it the addresses of the processes that are gone.
+        store = dist.PrefixStore(f"attempt {restarts()}", store)  # type: ignore[attr-defined]
         # Decisions and draws are exchanged on the CPU, gradients where they are.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=patience)
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except (ValueError, RuntimeError) as problem:
         raise UsageError(
             f"process {rank} of {size} did not reach the others ({str(problem).splitlines()[0]:.160}): start them with "

@@ -1,7 +1,8 @@
 """A run in motion: all that changes while it trains, and all that a checkpoint must hold to go on to the same bits."""
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly import parallel
+from doubly.attacks.forward import Forward, Mode, fast
 from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import steps_per_epoch
@@ -19,6 +21,8 @@ from doubly.runs.build import Prepared, build_model, check_model, chosen_device,
 from doubly.runs.config import Run
 from doubly.runs.meter import Meter
 from doubly.runs.own_model import fill
+from doubly.runs.precision import Precision
+from doubly.runs.recompute import blocks, recomputing
 from doubly.types import State
 
 
@@ -32,6 +36,9 @@ class Training:
     channels_last: bool
     average: nn.Module | None  # exponential moving average of the model
     state: State  # of the method
+    precision: Precision
+    compile: bool | None = None  # whether attacks call compiled twins; decided when the run begins
+    twins: dict[Mode, Forward] = field(default_factory=dict)  # those, by mode
     sampling: Tensor | None = None  # class probabilities of this epoch
     meter: Meter = field(default_factory=Meter)
     epoch: int = 0
@@ -43,6 +50,7 @@ class Training:
     @staticmethod
     def begin(run: Run, splits: Splits, model: nn.Module | None) -> "Training":
         device = chosen_device(run.device)
+        precision = Precision(run.precision, device)
         images = prepare(run, splits, device)
         steps_per_epoch(len(images.train), run.batch)  # refuses what cannot be shared
         model = (model if model is not None else build_model(run, splits.train)).to(device)
@@ -50,6 +58,8 @@ class Training:
         parallel.agree("training images", images.train.fingerprint(), "give every process the same data")
         parallel.from_first([*model.parameters(), *model.buffers()])
         share = run.batch // parallel.world()[1]
+        if run.recompute_activations:
+            blocks(model)  # refused here, before anything is written
         channels_last = run.channels_last == "yes" or (
             run.channels_last == "auto" and parallel.same(faster_channels_last(model, images.train, share))
         )
@@ -63,7 +73,7 @@ class Training:
         )
         state = run.method.init(images.train.counts())
         average = copy.deepcopy(model).requires_grad_(False) if run.average is not None else None
-        return Training(run, model, images, device, optimizer, channels_last, average, state)
+        return Training(run, model, images, device, optimizer, channels_last, average, state, precision)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -81,21 +91,40 @@ class Training:
             return []
         return [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
 
-    def autocast(self) -> AbstractContextManager[None]:
-        if self.run.precision == "bf16" and self.device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
-        return nullcontext()
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """How the passes of an objective are computed."""
+        recompute = recomputing(self.model) if self.run.recompute_activations else nullcontext()
+        with recompute, self.precision.autocast(), fast(self.model, self.twins):
+            yield
 
-    def check_gradients(self) -> None:
-        """Refuse to step on a gradient that is not finite; shorten one that is longer than allowed."""
+    def take_step(self) -> None:
+        """Step on the gradients. An overflow in fp16 is no error: weights and average stay, and the scale is halved.
+
+        Batch norm and the method have seen the batch by then, and remember it; so they would without a scale.
+        """
+        usable = self._gradients_usable()
+        if usable:
+            self.optimizer.step()
+            self.update_average()
+        if self.precision.scaled:
+            self.meter.count("skipped_steps", torch.tensor(float(not usable), device=self.device))
+
+    def _gradients_usable(self) -> bool:
+        """Refuse a gradient that is not finite, unless the scale may be to blame; shorten one longer than allowed."""
         named = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        self.precision.unscale(self.optimizer)
         norm = torch.nn.utils.get_total_norm(list(named.values()))
-        if not torch.isfinite(norm):
+        finite = bool(torch.isfinite(norm))
+        if self.precision.scaled:
+            self.precision.update(finite)
+        elif not finite:
             for name, gradient in named.items():
                 check_finite(gradient, f"the gradient of {name}")
             check_finite(norm, "the norm of the gradient")
-        if self.run.optimiser.clip is not None:
+        if finite and self.run.optimiser.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.run.optimiser.clip, norm)
+        return finite
 
     def check_weights(self) -> None:
         """No checkpoint holds weights that are not finite, so the last one is always a good one."""
@@ -136,7 +165,12 @@ class Training:
             "channels": self.images.train.x.shape[1],
             "classes": list(self.images.train.classes),
             "data": self.fingerprint,
-            "choices": {"channels_last": self.channels_last, "threads": torch.get_num_threads()},
+            "scaler": self.precision.snapshot(),
+            "choices": {
+                "channels_last": self.channels_last,
+                "compile": self.compile,
+                "threads": torch.get_num_threads(),
+            },
         }
         return tensors, info
 
@@ -154,7 +188,7 @@ class Training:
         if info.get("data", self.fingerprint) != self.fingerprint:
             raise UsageError(f"{path} was trained on other images than those here: resume it with the same data")
         torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
-        self.channels_last = choices["channels_last"]
+        self.channels_last, self.compile = choices["channels_last"], choices.get("compile")
         for network, group in ((self.model, "model"), (self.average, "average")):
             if network is not None:
                 network.to(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
@@ -172,3 +206,4 @@ class Training:
         self.optimizer.load_state_dict(optimizer)
         self.epoch, self.step, self.seconds, self.best = (info[key] for key in ("epoch", "step", "seconds", "best"))
         self.peak = info.get("peak", 0.0)
+        self.precision.restore(info.get("scaler", {}))

@@ -1,0 +1,112 @@
+"""The page of all benchmarks, written from their stored results. No torch, and no number that is not in the file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from growth_figure import TITLES, draw, table
+from lines import Line, shown
+
+Results = Mapping[str, Mapping[str, Any]]  # part -> title, conditions, outcome or problem
+
+HEAD = """# Benchmarks
+
+Written by `python benchmarks/run.py` from [{json}]({json}); no number here is typed in by hand.
+The contestants of a part take turns in one run, each round beginning with the next of them, so that a noisy machine
+disturbs them alike. A line is the median over the rounds with the smallest and the largest, and is judged by the
+median. `--only` measures single parts anew.
+"""
+
+
+def page(results: Results, folder: str) -> str:
+    """Markdown; pictures and the results lie in `folder` beside it."""
+    parts = [section(name, result, folder) for name, result in results.items()]
+    return "\n".join([HEAD.format(json=f"{folder}/results.json"), summary(results), "", *parts])
+
+
+def summary(results: Results) -> str:
+    """How many aims are met, and which are not."""
+    judged: dict[str, list[str]] = {"met": [], "MISSED": [], "not measured": []}
+    for result in results.values():
+        for line in lines(result):
+            verdict = shown(line, result["conditions"]["quick"])[3]
+            if line.aim is not None and verdict in judged:
+                judged[verdict].append(f"{line.what} ({result['title']})")
+    count = sum(map(len, judged.values()))
+    said = [f"**{len(judged['met'])} of {count} aims met.**"]
+    for verdict, beginning in (("MISSED", "Missed"), ("not measured", "Not measured")):
+        if judged[verdict]:
+            said.append(f"{beginning}: {'; '.join(judged[verdict])}.")
+    broken = [result["title"] for result in results.values() if result.get("problem")]
+    if broken:
+        said.append(f"Parts that broke off: {'; '.join(broken)}.")
+    if any(result["conditions"]["quick"] for result in results.values()):
+        said.append("**Parts marked quick are tiny: they show that the program works, and measure nothing.**")
+    return " ".join(said)
+
+
+def lines(result: Mapping[str, Any]) -> list[Line]:
+    found = (result.get("outcome") or {}).get("lines", [])
+    return [Line(**{**line, "values": tuple(line["values"])}) for line in found]
+
+
+def section(name: str, result: Mapping[str, Any], folder: str) -> str:
+    outcome = result.get("outcome") or {}
+    text = [f"## {result['title']}", "", conditions(result["conditions"], outcome.get("sizes", "")), ""]
+    if result.get("problem"):
+        text += [f"**Broke off:** {cell(result['problem'])}", ""]
+    if outcome.get("lines"):
+        text += ["| | median | smallest to largest | aim | |", "| --- | ---: | ---: | ---: | --- |"]
+        text += [row(line, result["conditions"]["quick"]) for line in lines(result)] + [""]
+    if outcome.get("seconds"):
+        text += [f"Seconds, medians: {', '.join(f'{k} {v:.3f}' for k, v in outcome['seconds'].items())}.", ""]
+    for note in outcome.get("notes", []):
+        text += [note, ""]
+    if outcome.get("curves"):
+        text += growth(name, outcome["curves"], folder)
+    return "\n".join(text)
+
+
+def row(line: Line, quick: bool) -> str:
+    median, spread, aim, verdict = shown(line, quick)
+    said = f"{verdict}: {line.note}" if line.note and verdict else verdict or line.note
+    return f"| {line.what} | {median} | {spread} | {aim} | {cell(said)} |"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def conditions(c: Mapping[str, Any], sizes: str) -> str:
+    threads = f", {c['threads']} threads" if c["threads"] > 1 else ", 1 thread" if c["threads"] else ""
+    rounds = f"{c['rounds']} round{'s' if c['rounds'] > 1 else ''}"
+    said = f"{sizes + '; ' if sizes else ''}{rounds}{', quick' if c['quick'] else ''}. "
+    said += f"{c['machine']}, {c['cores']} cores{threads}, torch {c['torch']}; {c['date']}, {c['took']:.0f} s, "
+    return said[:1].upper() + said[1:] + f"load at the start {c['load']:.1f}, commit {c['commit']}."
+
+
+def picture(name: str, quantity: str) -> str:
+    """growth-seconds, or growth-cuda-seconds for the part of another device."""
+    return f"{name.replace(' ', '-')}-{quantity}"
+
+
+def growth(name: str, curves: Sequence[dict[str, Any]], folder: str) -> list[str]:
+    text = [
+        "The exponent is p of y ~ x^p, by least squares in logarithms over the upper half of the points (filled), "
+        "where fixed costs weigh least.",
+        "",
+    ]
+    for quantity, title in TITLES.items():
+        text += [f"![{title}, against what grows]({folder}/{picture(name, quantity)}.png)", ""]
+    return [*text, *table(curves), ""]
+
+
+def write(results: Results, output: Path) -> None:
+    """The page and its pictures."""
+    folder = output.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, result in results.items():
+        for quantity in TITLES:
+            if curves := (result.get("outcome") or {}).get("curves"):
+                draw(curves, quantity, folder / picture(name, quantity))
+    output.write_text(page(results, folder.name), encoding="utf-8")
