@@ -135,7 +135,12 @@ def in_process(part: Part, settings: Settings) -> dict[str, Any]:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", nargs="+", default=list(NAMES), choices=list(NAMES), metavar="NAME", help=", ".join(NAMES)
+        "--only",
+        nargs="*",
+        default=list(NAMES),
+        choices=list(NAMES),
+        metavar="NAME",
+        help=f"{', '.join(NAMES)}; none writes the page anew",
     )
     parser.add_argument("--rounds", type=int, help="of every part, in place of its own number")
     parser.add_argument("--quick", action="store_true", help="tiny: shows that all of it works, and measures nothing")
@@ -173,6 +178,7 @@ def main() -> None:
                 print("  " + "  ".join(filter(None, (line.what, *shown(line, options.quick), line.note))), flush=True)
             if "problem" in found[key]:
                 print(f"  broke off: {found[key]['problem']}", flush=True)
+    write(found, output)
     print(f"[{time.perf_counter() - begun:4.0f} s] wrote {output}")
 
 
