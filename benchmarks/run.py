@@ -134,14 +134,8 @@ def in_process(part: Part, settings: Settings) -> dict[str, Any]:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only",
-        nargs="*",
-        default=list(NAMES),
-        choices=list(NAMES),
-        metavar="NAME",
-        help=f"{', '.join(NAMES)}; none writes the page anew",
-    )
+    told = f"{', '.join(NAMES)}; none of them writes the page anew"
+    parser.add_argument("--only", nargs="*", default=list(NAMES), choices=list(NAMES), metavar="NAME", help=told)
     parser.add_argument("--rounds", type=int, help="of every part, in place of its own number")
     parser.add_argument("--quick", action="store_true", help="tiny: shows that all of it works, and measures nothing")
     parser.add_argument("--output", type=Path, help="the page; docs/benchmarks.md, or runs/benchmarks.md where quick")
