@@ -21,6 +21,7 @@ NAMES = {
     "images": "data (images; one epoch's loader)",
 }
 TITLES = {"seconds": "seconds of a step", "MiB": "peak memory of a step, MiB"}
+PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # no grid through the words
 ORDER = ("AT", "DONE exact", "loader")
 
 
@@ -67,7 +68,7 @@ def _curve(axes: Axes, curve: Curve, place: int) -> None:
     axes.plot(x[:first], y[:first], linestyle="", marker=marker, markersize=5, color=colour, markerfacecolor="white")
     axes.plot(x[first:], y[first:], linestyle="", marker=marker, markersize=5, color=colour, label=curve["who"])
     text = f"{curve['who']}: exponent {fitted(curve)}"
-    axes.text(0.04, 0.96 - 0.1 * place, text, transform=axes.transAxes, fontsize=9, va="top")
+    axes.text(0.04, 0.96 - 0.1 * place, text, transform=axes.transAxes, fontsize=9, va="top", bbox=PLAIN)
 
 
 def _scales(axes: Axes, curves: Sequence[Curve]) -> None:

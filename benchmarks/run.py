@@ -134,9 +134,8 @@ def in_process(part: Part, settings: Settings) -> dict[str, Any]:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", nargs="+", default=list(NAMES), choices=list(NAMES), metavar="NAME", help=", ".join(NAMES)
-    )
+    told = f"{', '.join(NAMES)}; none of them writes the page anew"
+    parser.add_argument("--only", nargs="*", default=list(NAMES), choices=list(NAMES), metavar="NAME", help=told)
     parser.add_argument("--rounds", type=int, help="of every part, in place of its own number")
     parser.add_argument("--quick", action="store_true", help="tiny: shows that all of it works, and measures nothing")
     parser.add_argument("--output", type=Path, help="the page; docs/benchmarks.md, or runs/benchmarks.md where quick")
@@ -173,6 +172,7 @@ def main() -> None:
                 print("  " + "  ".join(filter(None, (line.what, *shown(line, options.quick), line.note))), flush=True)
             if "problem" in found[key]:
                 print(f"  broke off: {found[key]['problem']}", flush=True)
+    write(found, output)
     print(f"[{time.perf_counter() - begun:4.0f} s] wrote {output}")
 
 

@@ -108,7 +108,7 @@ def ours(label: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
 def compiled_step(label: str, model: nn.Module, x: Tensor, y: Tensor) -> Step | str:
     """The same step with the attack's passes compiled, or the reason why there is none."""
     if not hasattr(forward, "fast"):
-        return "doubly.attacks.forward.fast is not there"
+        return "this version has no compiled attack"
     with attacked(model, "eval"):
         evaluated, said = forward.compiled(model, x[:64])
     print(f"  {label}: {said}", flush=True)
