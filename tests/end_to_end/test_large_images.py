@@ -29,7 +29,7 @@ def test_photos_are_trained_on_through_shards(here, photos, tmp_path, monkeypatc
         *("--data.source.size", 64, "--data.source.memory", 0, "--set", "data.augment=augment.resized_crop_flip"),
         *("--set", 'model={"kind": "model.resnet18", "stem": "imagenet"}', "--epochs", 1, "--batch", 8),
         *("--data.holdout", 0, "--method.attack.steps", 1, "--probe.attack.steps", 1),
-        *("--recompute-activations", "--device", "cpu", "--threads", 1, "--output", "run"),
+        *("--recompute-activations", "--channels-last", "no", "--device", "cpu", "--threads", 1, "--output", "run"),
     )
     assert (code, err) == (0, ""), out + err
     assert {path.name for path in (tmp_path / "cache" / "shards").glob("*/*")} == {"00000.bin", "shape"}
