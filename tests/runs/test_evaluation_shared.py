@@ -3,11 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -119,16 +119,16 @@ def sentence(call, kind):
 def program(folder):
     """A process for each rank of each world, forked once torch is imported: that takes seconds."""
     torch.set_num_threads(1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     ranks = [fork(folder / str(processes), processes, rank) for processes in WORLDS for rank in range(processes)]
     codes = [os.waitpid(rank, 0)[1] for rank in ranks]
     sys.exit(any(codes))
 
 
 def under_torchrun(folder, processes, rank):
-    """`doubly evaluate` with what torchrun sets, but for where to meet: a file."""
+    """`doubly evaluate` with what torchrun sets."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
-    meet = partial(dist.init_process_group, init_method=f"file://{folder / 'again'}", rank=rank, world_size=processes)
-    dist.init_process_group = meet
     words = f"--model {Path(__file__).stem}:network --data {folder / 'images.npz'} --output {folder / 'command'}"
     words += " --quick --autoattack-chunk 3 --autoattack-images 6 --compile no --chunk 4 --device cpu --no-trust"
     np.savez(folder / f"{rank}.npz", x_test=images().x, y_test=images().y, x_train=images().x, y_train=images().y)
