@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from doubly import parallel
 from doubly.data import Images
 from doubly.data.loader import batches
-from doubly.methods import FAT
+from doubly.methods import FAT, METHODS
 from doubly.models import SmallCNN
 from doubly.schedules import Constant
 from doubly.seeding import global_generators
@@ -67,14 +67,12 @@ def predicted(method: Method, channels: int, classes: int) -> Passes:
 
 
 def prediction(method: Method, images: Images) -> dict[str, dict[str, float]]:
-    """For the record of a run. Nothing where somebody's own method cannot be counted on a tiny network, nor where it
-    would have to talk with other processes, which do not count."""
-    if parallel.world()[1] > 1:
+    """For the record of a run. Nothing of somebody's own method, which may not expect another network or another call;
+    nor where a method would talk with other processes, which do not count."""
+    parts = (method, getattr(method, "method", method))  # AWP is around another
+    if parallel.world()[1] > 1 or not all(type(part) in METHODS.values() for part in parts):
         return {}
-    try:
-        found = predicted(method, images.x.shape[1], len(images.classes))  # type: ignore[arg-type]  # if hashable
-    except Exception:  # of somebody's own method, and no reason not to train
-        return {}
+    found = predicted(method, images.x.shape[1], len(images.classes))  # type: ignore[arg-type]  # frozen, so hashable
     return {"predicted": {"passes_forward": found.forward, "passes_backward": found.backward}}
 
 
