@@ -1,9 +1,7 @@
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 
-from doubly.methods import AT, FAT
+from doubly.methods import AT, AWP, FAT
 from doubly.recipes.digits import unsearched
 from doubly.recipes.digits_comparison import cost
 from doubly.rundir import read_json, read_metrics
@@ -42,12 +40,10 @@ def test_of_attacks_that_end_early_the_most_is_foreseen(tiny):
     assert predicted(FAT(tiny.attack), 1, 3) == predicted(AT(tiny.attack), 1, 3)
 
 
-@dataclass
 class Particular:
-    """Somebody's own method, of a network that it knows; not hashable either."""
-
-    seen: list[int] = field(default_factory=list)
+    """Somebody's own method, which knows its network and counts its calls."""
 
 
-def test_a_method_that_cannot_be_foreseen_is_no_failure(splits):
-    assert prediction(Particular(), splits.train) == {}
+def test_somebodys_own_method_is_not_called_for_a_prediction(splits, adversarial):
+    assert prediction(Particular(), splits.train) == prediction(AWP(Particular()), splits.train) == {}
+    assert prediction(AWP(adversarial), splits.train)["predicted"] == {"passes_forward": 4.0, "passes_backward": 4.0}

@@ -72,7 +72,8 @@ def predicted(method: Method, channels: int, classes: int) -> Passes:
 
 def prediction(method: Method, images: Images) -> dict[str, dict[str, float]]:
     """For the record of a run; nothing of somebody's own method, which is asked about its batches and no others."""
-    if type(method) not in METHODS.values():
+    parts = (method, getattr(method, "method", method))  # AWP is around another
+    if not all(type(part) in METHODS.values() for part in parts):
         return {}
     try:
         with parallel.alone():
