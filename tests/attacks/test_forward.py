@@ -2,8 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from doubly.attacks import attacked
-from doubly.attacks.forward import FewShapes, Plain, can_compile, compiled
+from doubly.attacks import FGSM, NFGSM, PGD, attacked, fast
+from doubly.attacks.forward import FewShapes, Plain, WholeBatch, can_compile, compiled, twin
+from doubly.methods import AWP, DONE, FastATGA, FastBAT
+from doubly.threat import LinfBall
+from doubly.types import Batch, Moment
 
 
 def network(seed=0):
@@ -115,6 +118,7 @@ def steeper(model, **options):
     [
         (lambda model, **options: lambda x: model(x) + 0.05, "differs by"),
         (steeper, "differs by"),
+        (lambda model, **options: lambda x: torch.cat([model(x[:1]) + 5, model(x[1:])]), "differs by"),
         (lambda model, **options: lambda x: model(x) * torch.nan, "differs by nan"),
         (lambda model, **options: lambda x: 1 / 0, "ZeroDivisionError: division by zero"),
         (
@@ -123,7 +127,7 @@ def steeper(model, **options):
         ),
         (lambda model, **options: lambda x: (_ for _ in ()).throw(RuntimeError()), "RuntimeError: "),
     ],
-    ids=["logits", "gradient", "nan", "raises", "page", "empty"],
+    ids=["logits", "gradient", "one sample", "nan", "raises", "page", "empty"],
 )
 def test_a_network_that_does_not_agree_or_compile_is_not_used(compile_, word, monkeypatch):
     monkeypatch.setattr(torch, "compile", compile_)
@@ -181,3 +185,145 @@ def test_compiling_leaves_generators_modes_and_gradients_alone():
     assert [m.training for m in model.modules()] == modes
     assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+class Watched:
+    """A twin that notes what it was asked."""
+
+    def __init__(self, model):
+        self.model, self.asked = model, []
+
+    def __call__(self, x):
+        self.asked.append(len(x))
+        return self.model(x)
+
+
+def test_a_twin_is_handed_out_for_its_network_and_its_mode_alone():
+    model, other = network().train(), network()
+    twins = {mode: Watched(model) for mode in ("eval", "train")}
+    with fast(model, twins):
+        for mode, found in twins.items():
+            with attacked(model, mode) as forward:
+                assert forward is found
+        with attacked(other, "eval") as forward:
+            assert forward is other
+        with fast(other, {}), attacked(model, "eval") as forward:
+            assert forward is model
+        with fast(model, {"eval": twins["eval"]}), attacked(model, "train") as forward:
+            assert forward is model
+        hook = model.register_forward_hook(lambda *_: None)
+        with attacked(model, "eval") as forward:
+            assert forward is model
+        hook.remove()
+        model.eval()  # an attack in training mode leaves the model as it is, and the twin was made for training
+        with attacked(model, "train") as forward:
+            assert forward is model
+    with attacked(model, "eval") as forward:
+        assert forward is model
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize(
+    ("kind", "passes"),
+    [(lambda **v: PGD(steps=4, restarts=2, **v), 8), (FGSM, 1), (NFGSM, 1)],
+    ids=["pgd", "fgsm", "n"],
+)
+def test_every_attack_asks_the_twin_and_finds_the_same(kind, passes, mode):
+    model, x, y = network().train(), images(6), torch.arange(6) % 3
+    plain, quick = (kind(threat=LinfBall(0.1), attack_mode=mode) for _ in range(2))
+    expected = plain(model, x, y, torch.Generator().manual_seed(3))
+    twins = {"eval": Watched(model), "train": Watched(model)}
+    with fast(model, twins):
+        assert torch.equal(quick(model, x, y, torch.Generator().manual_seed(3)), expected)
+    assert twins.pop(mode).asked == [6] * passes and not next(iter(twins.values())).asked
+
+
+def once(x, model):
+    """A twin whose second derivatives are gone, as those of compiled networks are."""
+    return Once.apply(x, model)
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, model):
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.logits = model(ctx.x)
+        return ctx.logits.detach()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        return torch.autograd.grad(ctx.logits, ctx.x, gradient)[0], None
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [
+        (DONE(PGD(steps=3)), 3),
+        (DONE(PGD(steps=3), implicit="first_order"), 3),
+        (DONE(PGD(steps=3, attack_mode="train"), curvature="full"), 3),
+        (FastBAT(), 2),
+        (FastATGA(), 1),
+        (AWP(DONE(PGD(steps=3))), 3),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, int) else "",
+)
+def test_what_is_differentiated_twice_never_asks_the_twin(method, passes):
+    asked, found = [], []
+    batch = Batch(images(9), torch.arange(9) % 3, torch.arange(9))
+    for quick in (False, True):
+        model = network().train()
+
+        def forward(x, model=model):
+            asked.append(len(x))
+            return once(x, model)
+
+        with fast(model, {"eval": forward, "train": forward} if quick else {}):
+            scalar = method.objective(model, batch, method.init(), Moment()).scalar
+        scalar.backward()
+        found.append([p.grad for p in model.parameters()])
+    assert asked == [9] * passes
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found, strict=True))
+
+
+def test_what_draws_by_itself_does_not_agree():
+    """Dropout in training mode: compiled, it draws in another way."""
+
+    def drawing(graph, examples):
+        return lambda *given: (torch.rand(1), graph.forward(*given))[1]
+
+    model = nn.Sequential(network(), nn.Dropout(0.5)).train()
+    with attacked(model, "train"):
+        assert twin(model, images(32), "train", drawing)[1].startswith("not compiled: the compiled network differs")
+    with attacked(model, "eval"):
+        assert isinstance(twin(model, images(32), "eval", drawing)[0], FewShapes)
+
+
+def test_the_twin_for_training_mode_sees_the_whole_batch():
+    model, rows = network().train(), []
+
+    def noting(graph, examples):
+        return lambda *given: (rows.append(max(len(g) for g in given if isinstance(g, torch.Tensor))), graph(*given))[1]
+
+    with attacked(model, "train"):
+        found, said = twin(model, images(200), "train", noting)
+        assert isinstance(found, WholeBatch), said
+        for ours, theirs in zip(both(found, images(100)), both(model, images(100)), strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-6)
+        found(images(3))
+    assert rows == [200, 100]
+
+
+def test_a_jump_at_a_kink_is_no_reason_to_refuse(monkeypatch):
+    """The gradient of one sample of nine is off by a tenth."""
+
+    def jumping(model, **options):
+        def run(x):
+            share = torch.where(torch.arange(len(x)) == 4, 1.1, 1.0).view(-1, 1, 1, 1)
+            return model(x.detach() + share * (x - x.detach()))
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", jumping)
+    assert compiled(network(), images(9))[0] is not None

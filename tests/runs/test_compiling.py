@@ -151,6 +151,14 @@ def test_the_first_step_of_an_epoch_is_counted_and_so_not_compiled(tiny, compile
     assert len(after_check) == 2 * (tiny.steps - 1) * tiny.attack.steps
 
 
+def test_many_networks_in_one_process_are_compiled_each(compiles):
+    """torch gives up on a piece of code after 8 times."""
+    kept = [network() for _ in range(10)]
+    for count, model in enumerate(kept):
+        twins, said = compiled_for(model, X, {"eval": 1, "train": 1}, "yes")
+        assert set(twins) == {"eval", "train"} and len(compiles) == 2 * count + 2, said
+
+
 def test_the_choice_is_kept_and_replayed_without_measuring(tiny, tmp_path, monkeypatch):
     asked = []
 

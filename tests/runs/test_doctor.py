@@ -1,7 +1,18 @@
+from functools import partial
+
+import pytest
 import torch
 
 from doubly import __version__
+from doubly.attacks.forward import twin
 from doubly.runs import doctor
+
+
+@pytest.fixture(autouse=True)
+def quick_compiler(monkeypatch):
+    """The compiler itself takes seconds; test_forward.py asks it."""
+    monkeypatch.setattr(doctor, "twin", partial(twin, backend="eager"))
+    monkeypatch.setattr(doctor, "can_compile", lambda device: True)
 
 
 def findings():
@@ -13,7 +24,7 @@ def test_a_sound_installation_is_found_sound():
     assert all(fine for _, fine in found.values()), found
     assert found["doubly"][0] == __version__ and found["torch"][0] == torch.__version__
     assert found["threads"][0] == str(torch.get_num_threads())
-    for check in ("implicit gradient", "first-order term", "attack", "checkpoint"):
+    for check in ("implicit gradient", "first-order term", "attack", "compiled attack", "checkpoint"):
         assert found[check][0].startswith("ok")
 
 
@@ -43,3 +54,15 @@ def test_a_checkpoint_that_changes_is_noticed(monkeypatch):
     load = doctor.checkpoint.load
     monkeypatch.setattr(doctor.checkpoint, "load", lambda path: ({"model": {"tensor": torch.ones(10)}}, load(path)[1]))
     assert not findings()["checkpoint"][1]
+
+
+def test_a_compiler_that_is_wrong_is_noticed_and_one_that_is_missing_is_said(monkeypatch):
+    def wrong(graph, examples):
+        return lambda *given: tuple(1.01 * part for part in graph.forward(*given))
+
+    monkeypatch.setattr(doctor, "twin", partial(twin, backend=wrong))
+    text, fine = findings()["compiled attack"]
+    assert not fine and "differs by" in text
+    monkeypatch.setattr(doctor, "can_compile", lambda device: False)
+    text, fine = findings()["compiled attack"]
+    assert fine and "no C++ compiler" in text

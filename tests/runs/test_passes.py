@@ -1,11 +1,15 @@
 import pytest
 import torch
 
-from doubly.methods import AT, AWP, FAT
+from doubly.attacks import PGD
+from doubly.methods import AT, AWP, DONE, FAT, TRADES, FastBAT, Standard
+from doubly.models import NarrowResNet
 from doubly.recipes.digits import unsearched
 from doubly.recipes.digits_comparison import cost
 from doubly.rundir import read_json, read_metrics
-from doubly.runs.passes import predicted, prediction
+from doubly.runs.passes import attack_passes, predicted, prediction
+from doubly.schedules import Constant
+from doubly.types import Batch
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,41 @@ class Particular:
 def test_somebodys_own_method_is_not_called_for_a_prediction(splits, adversarial):
     assert prediction(Particular(), splits.train) == prediction(AWP(Particular()), splits.train) == {}
     assert prediction(AWP(adversarial), splits.train)["predicted"] == {"passes_forward": 4.0, "passes_backward": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "found"),
+    [
+        (Standard(), (0, 0)),
+        (AT(PGD(steps=4)), (4, 0)),
+        (AT(PGD(steps=4, restarts=2, attack_mode="train")), (0, 8)),
+        (TRADES(PGD(steps=4, start="gaussian")), (4, 0)),
+        (FastBAT(), (2, 0)),
+        (DONE(PGD(steps=4)), (4, 0)),
+        (AWP(AT(PGD(steps=4))), (4, 0)),
+        (FAT(PGD(steps=4), tau=Constant(4.0)), (4, 0)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_passes_of_the_attack_alone_by_mode(method, found):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = NarrowResNet(2, 1).build(1, 3, [0.5], [0.25]).train()
+        x = torch.rand(20, 1, 8, 8)
+    before, y, draws = [b.clone() for b in model.buffers()], torch.arange(20) % 3, torch.get_rng_state()
+    assert attack_passes(method, model, Batch(x, y, torch.arange(20)), torch.bincount(y)) == dict(
+        zip(("eval", "train"), found, strict=True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+    assert model.training and all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), draws)
+
+
+def test_samples_that_stop_early_are_a_fraction_of_a_pass():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = NarrowResNet(2, 1).build(1, 3, [0.5], [0.25]).train()
+        x = torch.rand(20, 1, 8, 8)
+    y = torch.arange(20) % 3
+    found = attack_passes(FAT(PGD(steps=4), tau=Constant(0.0)), model, Batch(x, y, torch.arange(20)), torch.bincount(y))
+    assert 1 <= found["eval"] < 4 and found["eval"] % 1 > 0

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import doubly
-from doubly.attacks import PGD
+from doubly.attacks import PGD, attacked
+from doubly.attacks.forward import can_compile, twin
 from doubly.bilevel import BarrierStep, Box, ConjugateGradient, RunningMean, Terms, cid, projected_descent
 from doubly.methods import DONE
 from doubly.models import SmallCNN
@@ -36,6 +37,7 @@ def examine() -> Iterator[Finding]:
         ("implicit gradient", implicit_gradient),
         ("first-order term", first_order_term),
         ("attack", attack_stays_inside),
+        ("compiled attack", compiled_agrees),
         ("checkpoint", checkpoint_survives),
     ):
         begun = time.perf_counter()
@@ -93,6 +95,19 @@ def attack_stays_inside(device: torch.device) -> tuple[str, bool]:
     longest = delta.abs().max().item()
     fine = longest <= 8 / 255 + 1e-7 and bool(((x + delta >= 0) & (x + delta <= 1)).all())
     return f"largest change {255 * longest:.3f}/255 of 8/255 allowed", fine
+
+
+def compiled_agrees(device: torch.device) -> tuple[str, bool]:
+    """Logits and input gradients of a compiled network and of the network itself."""
+    if not can_compile(device):
+        return "no C++ compiler, so attacks are never compiled", True
+    with global_generators(0):
+        layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)]
+        model = nn.Sequential(*layers).to(device)
+        x = torch.rand(64, 1, 8, 8).to(device)
+    with attacked(model, "eval"):
+        found, sentence = twin(model, x, "eval")
+    return sentence if found is None else f"agrees with the uncompiled one, {sentence}", found is not None
 
 
 def checkpoint_survives(device: torch.device) -> tuple[str, bool]:

@@ -26,19 +26,23 @@ def check_second_derivatives(model: nn.Module, batch: Batch) -> None:
 
 
 def _lost(model: nn.Module, x: Tensor, y: Tensor) -> str:
-    """What becomes of d/d weights of <input gradient, v>, if not what should."""
+    """What becomes of d/d weights of <input gradient, v>, if not what should. Like a step it leaves no gradients."""
     weights = [p for p in model.parameters() if p.requires_grad]
     with global_generators(0), statistics_frozen(model):
         point = x.detach().clone().requires_grad_()
         losses = CrossEntropy()(model(point), y).sum()
         plain = torch.autograd.grad(losses, weights, retain_graph=True, materialize_grads=True)
-        try:
-            (slope,) = torch.autograd.grad(losses, point, create_graph=True, materialize_grads=True)
-            if not slope.any() or not any(g.any() for g in plain):
-                return ""
-            mixed = torch.autograd.grad((slope * slope.detach().sign()).sum(), weights, materialize_grads=True)
-        except RuntimeError as problem:
-            return (str(problem).splitlines() or [type(problem).__name__])[0][:120]
+        (slope,) = torch.autograd.grad(losses, point, create_graph=True, materialize_grads=True)
+    if not slope.any() or not any(g.any() for g in plain):
+        return ""  # nothing to lose
+    model.zero_grad()
+    try:
+        if slope.requires_grad:  # backward and not grad, which does not come by what forbids it
+            (slope * slope.detach().sign()).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as problem:
+        return (str(problem).splitlines() or [type(problem).__name__])[0][:120]
+    mixed = [p.grad for p in weights if p.grad is not None]
+    model.zero_grad()
     return "" if any(g.any() for g in mixed) else "the mixed derivative is 0"
 
 
