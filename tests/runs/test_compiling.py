@@ -167,6 +167,7 @@ def test_the_choice_is_kept_and_replayed_without_measuring(tiny, tmp_path, monke
         return ({"eval": model} if answer else {}), "said"
 
     monkeypatch.setattr(compiling, "compiled_for", decided)
+    monkeypatch.setattr(compiling, "MOST", 1e9)  # as if the run were long
     run = tiny.run(AT(tiny.attack))
     for answer in (True, False):
         output = tmp_path / str(answer)
@@ -174,6 +175,11 @@ def test_the_choice_is_kept_and_replayed_without_measuring(tiny, tmp_path, monke
         assert tiny.checkpoint(output)[1]["choices"]["compile"] is answer
         tiny.train(run, output, resume=True)
     assert asked == ["auto", "yes", "auto"]  # no needs not be asked again
+
+
+def test_a_short_run_asks_nothing_of_its_method(tiny, monkeypatch):
+    monkeypatch.setattr(compiling, "attack_passes", lambda *given: pytest.fail("asked"))
+    assert tiny.train(tiny.run(AT(tiny.attack)))
 
 
 @pytest.mark.slow

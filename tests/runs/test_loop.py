@@ -249,7 +249,7 @@ def test_somebody_who_looks_on_is_told_of_every_step(tiny, tmp_path):
     tiny.train(tiny.run(), tmp_path, resume=True, watch=notes)
     assert notes.steps == [(epoch, step, 4) for epoch in range(3) for step in range(1, 5)]
     assert notes.rows == read_metrics(tmp_path / "metrics.jsonl")
-    assert notes.said == ["continuing at epoch 1, step 2"]
+    assert notes.said == ["not compiled: the run is too short", "continuing at epoch 1, step 2"]
 
 
 # --- numbers that are not finite -------------------------------------------------------------------------------------
