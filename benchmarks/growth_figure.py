@@ -26,8 +26,8 @@ ORDER = ("AT", "DONE exact", "loader")
 
 
 def upper(count: int) -> int:
-    """Where the fitted half of that many points begins: small sizes cost the same whatever they are."""
-    return min(count // 2, count - 2)
+    """Where the fitted half of that many points begins, at least three: small sizes cost the same whatever they are."""
+    return min(count // 2, max(count - 3, 0))
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:

@@ -89,7 +89,7 @@ def test_growth_is_drawn_and_tabled(of_page, tmp_path):
     outcome = of_page("lines").Outcome([], curves=curves)
     of_page("page").write({"growth": result(outcome)}, tmp_path / "page.md")
     assert (tmp_path / "page" / "growth-seconds.png").stat().st_size > 10_000
-    assert "| batch | 8 to 64 | 32 | DONE exact | 0.50 | 0.50 |" in (tmp_path / "page.md").read_text()
+    assert "| batch | 8 to 64 | 16 | DONE exact | 0.50 | 0.50 |" in (tmp_path / "page.md").read_text()
 
 
 def test_the_stored_page_is_that_of_the_stored_results(of_page):
