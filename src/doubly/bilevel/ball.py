@@ -34,7 +34,7 @@ class Ball:
         near = flat(clipped).norm(dim=1) <= self.radius
         both = ~near & flat(self.box.project(shrunk) != shrunk).any(1)
         found = torch.where(as_rows(near, delta), clipped, shrunk)
-        if not both.any():
+        if delta.device.type == "cpu" and not both.any():  # another device would have to be waited for
             return found
         low, high = torch.ones_like(excess), excess  # clip(delta / factor) is too long at low, and not at high
         for _ in range(BISECTIONS):
