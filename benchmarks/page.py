@@ -92,8 +92,8 @@ def picture(name: str, quantity: str) -> str:
 
 def growth(name: str, curves: Sequence[dict[str, Any]], folder: str) -> list[str]:
     text = [
-        "The exponent is p of y ~ x^p, by least squares in logarithms over the upper half of the points (filled; at least "
-        "three), where fixed costs weigh least.",
+        "The exponent is p of y ~ x^p, by least squares in logarithms over the upper half of the points (filled; at "
+        "least three), where fixed costs weigh least.",
         "",
     ]
     for quantity, title in TITLES.items():

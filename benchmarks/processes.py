@@ -56,7 +56,7 @@ def told(said: str) -> str:
 
 def measure(settings: Settings) -> Outcome:
     images, epochs = (2 * BATCH, 2) if settings.quick else (4 * BATCH, 3)
-    what, sizes = "images per second, two processes / one", f"cifar10.small.at on {images} images, batch {BATCH}"
+    what, sizes = "images per second, two processes / one", f"recipe cifar10.small.at on {images} images, batch {BATCH}"
     launcher = shutil.which("torchrun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if launcher is None or (os.cpu_count() or 1) < 2:
         reason = "torchrun is not there" if launcher is None else "one core only"
