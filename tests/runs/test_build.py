@@ -150,3 +150,15 @@ def test_measuring_the_memory_format_leaves_the_network_as_it_was():
 def test_without_a_convolution_there_is_nothing_to_measure():
     network = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
     assert faster_channels_last(network, Images.of(torch.rand(8, 3, 8, 8), [0, 1] * 4), 8) is False
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "harmless"), [(4, 1, 2, False), (8, 1, 2, True), (4, 1, 1, True)]
+)
+def test_channels_last_is_not_tried_where_torch_corrupts_memory(monkeypatch, channels, kernel, stride, harmless):
+    network = nn.Sequential(nn.Conv2d(1, channels, 3), nn.Conv2d(channels, 2, kernel, stride), nn.Flatten())
+    measured = []
+    monkeypatch.setattr("doubly.runs.build.time.perf_counter", lambda: float(measured.append(1) or len(measured)))
+    images = Images.of(torch.zeros(2, 1, 6, 6, dtype=torch.uint8), [0, 1])
+    faster_channels_last(network, images, 2)
+    assert bool(measured) == harmless
