@@ -36,6 +36,7 @@ CHEAP = {
     "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk 2 --compile no --jobs 1 --device cpu",
     "compare": "--resamples 20",
     "reproduce": "--jobs 1",
+    "reproduce cifar10": "--jobs 1 --methods at --seeds 1 --autoattack-images 2",
     "reproduce table1": "--dry-run --methods at --seeds 1",
     "reproduce table1 --scale paper": "--methods at --seeds 1",
     "search": "--trials 1 --splits 1 --jobs 1 --space space.json",

@@ -18,7 +18,14 @@ def test_the_promised_examples_are_there():
     assert set(ROBUST) <= {example.name for example in EXAMPLES}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+SLOW = ("convergence.py", "portfolio.py", "dro_hyperparameters.py")  # tests/bilevel asks the same of smaller problems
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(each, marks=[pytest.mark.slow] if each.name in SLOW else []) for each in EXAMPLES],
+    ids=lambda example: example.name,
+)
 def test_an_example_runs_and_prints_a_sensible_result(example, tmp_path):
     command = [sys.executable, "-W", "error", str(example)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

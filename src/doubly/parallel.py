@@ -33,7 +33,8 @@ class Turns:
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.known = sizes, list[Tensor]()
-        self.brought: dict[int, Tensor] = {}
+        self.brought: list[Tensor] = []
+        self.total: Tensor | None = None
         self.part = self.asked = 0
 
     @contextmanager
@@ -43,16 +44,24 @@ class Turns:
             yield
 
     def gather(self, values: Tensor) -> Tensor:
+        return self._known(lambda: self.brought.append(values.detach()))
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Summed up as they come: gradients of all parts side by side would not fit."""
+        own = values.detach() * (self.sizes[self.part] / sum(self.sizes))
+        return self._known(lambda: setattr(self, "total", own if self.total is None else self.total + own))
+
+    def _known(self, bring: Callable[[], None]) -> Tensor:
         self.asked += 1
         if self.asked > len(self.known):
-            self.brought[self.part] = values.detach()
+            bring()
             raise Turns.Waiting
         return self.known[self.asked - 1]
 
     def answer(self) -> None:
         """All parts have brought their values: now they are known, with those of the other processes."""
-        self.known.append(_gather(torch.cat([self.brought[part] for part in range(len(self.sizes))])))
-        self.brought = {}
+        self.known.append(_gather(torch.cat(self.brought)) if self.total is None else _mean(self.total))
+        self.brought, self.total = [], None
 
 
 @dataclass(frozen=True)
@@ -145,14 +154,17 @@ def mean(tensors: Sequence[Tensor]) -> list[Tensor]:
     if world()[1] == 1:
         return list(tensors)
     flat, view = torch.cat([tensor.flatten() for tensor in tensors]), _view.get()
-    if isinstance(view, Turns):
-        shares = flat.new_tensor(view.sizes * processes()[1])
-        flat = shares / shares.sum() @ gather(flat[None])
-    else:
-        _reached(dist.all_reduce, flat)
-        flat /= processes()[1]
+    flat = view.mean(flat) if isinstance(view, Turns) else _mean(flat)
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _mean(own: Tensor) -> Tensor:
+    """Over the processes, in place."""
+    if processes()[1] > 1:
+        _reached(dist.all_reduce, own)
+        own /= processes()[1]
+    return own
 
 
 def of_mean_one(log_weights: Tensor) -> Tensor:
@@ -256,5 +268,7 @@ def first(work: Callable[[], None]) -> None:
 def _reached(exchange: Callable[..., Any], *given: Any) -> None:
     try:
         exchange(*given)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as problem:  # whatever the backend raises when nobody answers
         raise ProcessLost(str(problem).splitlines()[0]) from None

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -21,6 +22,12 @@ def generator(seed: int, epoch: int, step: int, purpose: str) -> torch.Generator
 @contextmanager
 def global_generators(seed: int) -> Iterator[None]:
     """Seed torch's global generators (dropout, default initialisers) inside, and put the caller's back after."""
-    with torch.random.fork_rng():
+    with forked():
         torch.manual_seed(seed)
         yield
+
+
+def forked() -> Any:
+    """torch's global generators, of the CPU and of the GPU in use, are put back after."""
+    in_use = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return torch.random.fork_rng(in_use)

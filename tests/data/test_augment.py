@@ -51,7 +51,7 @@ def test_ranks_together_draw_what_one_process_draws(monkeypatch):
     whole = PadCropFlip(2)(x, torch.Generator().manual_seed(3))
     parts = []
     for rank in range(3):
-        monkeypatch.setattr(parallel, "world", lambda rank=rank: (rank, 3))
+        monkeypatch.setattr(parallel, "processes", lambda rank=rank: (rank, 3))
         parts.append(PadCropFlip(2)(x[2 * rank : 2 * rank + 2], torch.Generator().manual_seed(3)))
     assert torch.equal(torch.cat(parts), whole)
 
@@ -97,7 +97,7 @@ def test_parts_do_not_depend_on_the_number_of_processes(monkeypatch):
     x, parts = torch.rand(4, 1, 8, 8), []
     whole = ResizedCropFlip()(x, torch.Generator().manual_seed(3))
     for rank in range(2):
-        monkeypatch.setattr(parallel, "world", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(parallel, "processes", lambda rank=rank: (rank, 2))
         parts.append(ResizedCropFlip()(x[2 * rank : 2 * rank + 2], torch.Generator().manual_seed(3)))
     assert torch.equal(torch.cat(parts), whole)
 

@@ -103,7 +103,7 @@ def test_ranks_together_see_the_global_batches(monkeypatch, n, probabilities):
     single = list(batches(images, 4, 0, 0, **options))
     ranks = []
     for rank in range(2):
-        monkeypatch.setattr(parallel, "world", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(parallel, "processes", lambda rank=rank: (rank, 2))
         ranks.append(list(batches(images, 4, 0, 0, **options)))
         assert len(ranks[-1]) == steps_per_epoch(n, 4)
     for step, (left, right) in enumerate(zip(*ranks, strict=True)):
@@ -116,7 +116,7 @@ def test_ranks_together_see_the_global_batches(monkeypatch, n, probabilities):
 
 
 def test_a_batch_that_cannot_be_shared_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(parallel, "world", lambda: (0, 2))
+    monkeypatch.setattr(parallel, "processes", lambda: (0, 2))
     with pytest.raises(UsageError, match="multiple of 2"):
         batches(numbered(), 5, 0, 0)
     with pytest.raises(UsageError, match="global batch of 0"):

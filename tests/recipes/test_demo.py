@@ -51,7 +51,7 @@ def test_the_table_has_every_measure_of_every_method(shown):
         cells = [cell.strip() for cell in row.split("│")[2:-1]]
         for cell, key in zip(cells, ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30"), strict=False):
             assert cell.startswith(f"{50 * (found[0][key] + found[1][key]):.1f} ± ")
-        assert re.fullmatch(r"\d+ ± \d+", cells[6]) and cells[9] == "2"
+        assert re.fullmatch(r"\d+ ± \d+", cells[6]) and cells[10] == "2"
         assert re.fullmatch(r"\d+\.0 \+ \d+\.0", cells[7])
     assert "n = 360 test images, mean ± sd over seeds, attack PGD-1, ℓ∞, ε = 0.15" in text.replace("\n", " ")
 

@@ -127,6 +127,11 @@ def expected(case, **changes):
         torch.set_num_threads(threads)
 
 
+# Four processes on two cores take long: of each method one form.
+FORMS = ("at, b", "fast at", "n-fgsm", "cfol, r", "done, l", "done, g", "done, no", "done, t", "awp, d")
+FEW = [case for case in CASES if not case.partition(", ")[2].startswith(FORMS) or case.endswith("fast at ga")]
+
+
 @pytest.fixture(scope="module", params=[2, 4])
 def world(request, tmp_path_factory):
     """What each of so many processes has in the end."""
@@ -146,12 +151,15 @@ def world(request, tmp_path_factory):
 
 
 def test_every_method_is_here():
-    inner = {type(method.method) if isinstance(method, AWP) else type(method) for _, method in CASES.values()}
-    assert {*METHODS.values()} <= inner | {AWP}
+    few = [CASES[case][1] for case in FEW]
+    assert {*METHODS.values()} == {type(method) for method in few} and len(FEW) < len(CASES)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_several_processes_train_to_the_weights_of_one(world, case):
+    if not any(name.startswith(f"{case}/") for name in world[0]):
+        assert len(world) == 4 and case not in FEW
+        return
     alone = expected(case)
     for rank in world:
         for name, value in alone.items():
@@ -232,7 +240,7 @@ def program(folder, size, rank):
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
     place = begun(folder / "begun", rank)
     found = {"folder": place, **refused(folder, rank)}
-    for case in CASES:
+    for case in CASES if size == 2 else FEW:
         found |= {name: value.contiguous() for name, value in trained(case).items()}
     dist.destroy_process_group()
     save_file(found, folder / f"{rank}.safetensors")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from doubly.attacks.forward import Forward, Mode, forward_of
 from doubly.attacks.half import gradients_kept
+from doubly.seeding import forked
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -48,18 +49,18 @@ def clean_pass(model: nn.Module, x: Tensor) -> Tensor:
     return logits
 
 
-def draws() -> tuple[Tensor, list[Tensor]]:
+def draws() -> tuple[Tensor, Tensor | None]:
     """Where the global generators stand, for `repeating`."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def repeating(stand: tuple[Tensor, list[Tensor]]) -> Iterator[None]:
+def repeating(stand: tuple[Tensor, Tensor | None]) -> Iterator[None]:
     """Dropout draws inside what it drew from `stand` on; after, the global generators go on as if nothing had been."""
-    with torch.random.fork_rng():
+    with forked():
         torch.set_rng_state(stand[0])
-        if stand[1]:
-            torch.cuda.set_rng_state_all(stand[1])
+        if stand[1] is not None:
+            torch.cuda.set_rng_state(stand[1])
         yield
 
 
@@ -91,5 +92,5 @@ def attacked(model: nn.Module, mode: Mode) -> Iterator[Forward]:
             stack.enter_context(evaluating(model))
         else:
             stack.enter_context(statistics_frozen(model))
-            stack.enter_context(torch.random.fork_rng())
+            stack.enter_context(forked())
         yield forward_of(model, mode)

@@ -278,15 +278,15 @@ def listing(arguments: list[str]) -> int:
 
 
 def doctor(arguments: list[str]) -> int:
-    """Versions, device, threads, and a self-check of a few seconds."""
-    if arguments:
-        OUT.print("doubly doctor takes no options", highlight=False)
+    """Versions, device, threads, and a self-check of a few seconds; --compile tries the compiler as well."""
+    if arguments not in ([], ["--compile"]):
+        OUT.print("doubly doctor takes no option but --compile, which also tries the compiler", highlight=False)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     from doubly.runs.doctor import examine
 
     table = Table("what", "found", show_header=False)
     healthy = True
-    for name, text, fine in examine():
+    for name, text, fine in examine(bool(arguments)):
         table.add_row(name, text, style=None if fine else "red")
         healthy &= fine
     OUT.print(table)

@@ -42,7 +42,7 @@ def _forward(layer: Any, x: Tensor) -> Any:
 class _Global:
     def forward(self, x: Tensor) -> Any:
         layer: Any = self
-        if layer.training or layer.running_mean is None:
+        if layer.training:
             layer._check_input_dim(x)
             return _forward(layer, x)
         return super().forward(x)  # type: ignore[misc]
@@ -62,6 +62,10 @@ _TWINS: dict[type, type] = {
     nn.BatchNorm2d: _BatchNorm2d,
     nn.BatchNorm3d: _BatchNorm3d,
 }
+
+
+def is_global(layer: nn.Module) -> bool:
+    return isinstance(layer, _Global)
 
 
 @contextmanager

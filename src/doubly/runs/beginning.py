@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from doubly import parallel
 from doubly.errors import UsageError
@@ -11,13 +12,22 @@ from doubly.runs.config import Run
 from doubly.runs.environment import environment
 from doubly.runs.load import other_configuration
 from doubly.runs.passes import prediction
+from doubly.runs.processes import job, restarted
 from doubly.runs.saved_config import to_json
 from doubly.runs.training import Training
 
 
 def claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool) -> None:
     """Keep others out of the directory, and make sure that it is free for this run, or already holds it."""
+    parallel.first(partial(_claim, held, run, rundir, resume, restarted()))
+    seen = "there" if (rundir.path / ".lock").exists() else "missing"
+    parallel.agree("files", seen, "let the output be a folder that all machines share")
+
+
+def _claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool, restart: bool) -> None:
     held.enter_context(lock(rundir.path))
+    mark = rundir.path / ".job"  # of torchrun, if that is who began it: what it starts anew goes on by itself
+    resume = resume or (restart and mark.is_file() and mark.read_text() == job())
     if rundir.config.exists():
         if not resume:
             raise UsageError(
@@ -28,10 +38,17 @@ def claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool) -> None:
             raise UsageError(
                 f"{rundir.path} was begun with another configuration ({changed}): resume it without that change"
             )
+        _sign(mark)
         return
     strangers = [p.name for p in rundir.path.iterdir() if not p.name.startswith(".")]  # ours may have died at once
     if strangers:
         raise UsageError(f"{rundir.path} is not empty ({strangers[0]}): choose another --output")
+    _sign(mark)
+
+
+def _sign(mark: Path) -> None:
+    if job():
+        mark.write_text(job())
 
 
 def go_on(training: Training, rundir: RunDir) -> str:

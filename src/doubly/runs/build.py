@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,9 @@ from doubly.data import Images, KeptImages, Splits
 from doubly.data.holdout import first_of_each, holdout, probe
 from doubly.errors import UsageError
 from doubly.runs.config import Run
+from doubly.runs.memory import fitted
 from doubly.runs.processes import local_rank
+from doubly.runs.shares import together
 from doubly.seeding import derived_seed, global_generators
 
 
@@ -53,9 +56,8 @@ def _own_gpu() -> torch.device:
 
 def fetched_splits(run: Run) -> Splits:
     """As `load_splits`; of several processes the first goes ahead, so that files are fetched and unpacked once."""
-    found: list[Splits] = []
-    parallel.first(lambda: found.append(load_splits(run)))
-    return found[0] if found else load_splits(run)
+    found = together(lambda: load_splits(run) if parallel.world()[0] == 0 else None, patiently=True)
+    return found or load_splits(run)
 
 
 def load_splits(run: Run) -> Splits:
@@ -118,12 +120,17 @@ def faster_channels_last(model: nn.Module, images: Images, batch: int, repeats: 
     x = images.pixels(slice(0, batch))
     formats = (torch.contiguous_format, torch.channels_last)
     seconds = {layout: float("inf") for layout in formats}
-    for layout in formats * repeats:
-        model.to(memory_format=layout)  # type: ignore[call-overload]
+
+    def gradient(layout: torch.memory_format) -> None:
         point = x.contiguous(memory_format=layout).requires_grad_()
-        begun = time.perf_counter()
         with attacked(model, "eval"):
             torch.autograd.grad(model(point).sum(), point)[0].sum().item()
+
+    for layout in formats * repeats:
+        model.to(memory_format=layout)  # type: ignore[call-overload]
+        begun = time.perf_counter()
+        if fitted(partial(gradient, layout)) is None:  # out of memory: training will say so, or has a smaller part
+            return False
         seconds[layout] = min(seconds[layout], time.perf_counter() - begun)
     return seconds[torch.channels_last] < seconds[torch.contiguous_format]
 

@@ -12,6 +12,7 @@ from doubly import parallel
 from doubly.attacks import attacked
 from doubly.attacks.forward import Backend, Forward, Mode, can_compile, twin
 from doubly.data.loader import batches, steps_per_epoch
+from doubly.methods import METHODS
 from doubly.rundir import duration
 from doubly.runs.passes import attack_passes
 from doubly.runs.second_derivatives import check_second_derivatives, is_compiled
@@ -42,7 +43,9 @@ def prepare(t: Training, say: Callable[[str], None]) -> None:
     if t.run.microbatch is not None:
         batch = Batch(*(part[: t.run.microbatch] for part in batch))
     setting = t.run.compile if t.compile is None else ("yes" if t.compile else "no")
-    if t.run.recompute_activations:  # which a compiled network would not
+    reason = _excluded(t, setting)
+    if reason:
+        say(f"not compiled: {reason}")
         setting = "no"
     if setting == "auto" and not _could_pay(t.model, batch.x, left * share / len(batch.y)):
         say(TOO_SHORT)
@@ -55,6 +58,20 @@ def prepare(t: Training, say: Callable[[str], None]) -> None:
         if sentence:
             say(sentence)
     t.compile = bool(t.twins)
+
+
+def _excluded(t: Training, setting: Compile) -> str:
+    """What of a run's settings a compiled network has no part in, or nothing."""
+    if setting == "no":
+        return ""
+    if t.run.recompute_activations:
+        return "activations are recomputed"
+    if t.precision.scaled:
+        return "in fp16 attacks scale their gradients by hooks"
+    parts = (t.run.method, getattr(t.run.method, "method", t.run.method))
+    if setting == "auto" and not all(type(part) in METHODS.values() for part in parts):
+        return "what attacks take of a method of your own is not known; --compile yes tries it"
+    return ""
 
 
 def _could_pay(model: nn.Module, x: Tensor, batches_left: float) -> bool:
@@ -103,8 +120,8 @@ def _made(
     for mode in passes:
         with attacked(model, mode):
             made, sentence = twin(model, x, mode, backend)
-        if not parallel.same(made is not None) or made is None:
-            return {}, sentence
+        if not all(parallel.everybodys("" if made is None else "made")) or made is None:
+            return {}, sentence if made is None else "not compiled: another process cannot"
         twins[mode] = made
     took = f"compiled in {duration(time.perf_counter() - begun)}"
     if setting == "yes":

@@ -22,11 +22,12 @@ from doubly.runs.build import chosen_device
 from doubly.seeding import global_generators
 from doubly.types import Batch, Moment
 
+NO_COMPILER = "no C++ compiler, so attacks are never compiled"
 Finding = tuple[str, str, bool]  # what, what was found, whether it is fine
 
 
-def examine() -> Iterator[Finding]:
-    """Findings one by one; the self-checks take a few seconds."""
+def examine(compiler: bool = False) -> Iterator[Finding]:
+    """Findings one by one; the self-checks take a few seconds, and the compiler's, if asked for, half a minute."""
     device = chosen_device("auto")
     yield "doubly", doubly.__version__, True
     yield "python", platform.python_version(), True
@@ -37,7 +38,7 @@ def examine() -> Iterator[Finding]:
         ("implicit gradient", implicit_gradient),
         ("first-order term", first_order_term),
         ("attack", attack_stays_inside),
-        ("compiled attack", compiled_agrees),
+        ("compiled attack", compiled_agrees if compiler else compiler_found),
         ("checkpoint", checkpoint_survives),
     ):
         begun = time.perf_counter()
@@ -97,10 +98,15 @@ def attack_stays_inside(device: torch.device) -> tuple[str, bool]:
     return f"largest change {255 * longest:.3f}/255 of 8/255 allowed", fine
 
 
+def compiler_found(device: torch.device) -> tuple[str, bool]:
+    text = "a C++ compiler is there; doubly doctor --compile tries it" if can_compile(device) else NO_COMPILER
+    return text, True
+
+
 def compiled_agrees(device: torch.device) -> tuple[str, bool]:
     """Logits and input gradients of a compiled network and of the network itself."""
     if not can_compile(device):
-        return "no C++ compiler, so attacks are never compiled", True
+        return NO_COMPILER, True
     with global_generators(0):
         layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)]
         model = nn.Sequential(*layers).to(device)

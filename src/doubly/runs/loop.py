@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +29,7 @@ from doubly.runs.microbatches import gradient
 from doubly.runs.own_model import without_initial_weights
 from doubly.runs.passes import counted
 from doubly.runs.probe import probed, score
-from doubly.runs.processes import joined, restarts
+from doubly.runs.processes import joined
 from doubly.runs.training import Training
 from doubly.runs.warm_up import warmed
 from doubly.types import Moment
@@ -72,7 +71,7 @@ def train_run(
             parallel.agree("settings", _words(run), "give every process the same command")
             rundir = None if output is None else RunDir(output)
             if rundir is not None:
-                parallel.first(partial(claim, held, run, rundir, resume or restarts() > 0))
+                claim(held, run, rundir, resume)
                 if checkpoint.find(rundir.checkpoints, "last"):
                     run = replace(run, model=without_initial_weights(run.model))
             training = Training.begin(run, splits or _loaded(run, watch), model)
@@ -120,15 +119,18 @@ def _too_large(t: Training) -> str:
 
     def trial(size: int) -> None:
         batch = next(batches(t.images.train, size, t.run.seed, 0, channels_last=t.channels_last))
-        gradient(t.run.method, t.model.train(), batch, t.state, Moment(), None, t.computing, t.precision.backward)
+        try:
+            gradient(t.run.method, t.model.train(), batch, t.state, Moment(), None, t.computing, t.precision.backward)
+        except ValueError:  # batch norm has no use for a single image
+            raise torch.OutOfMemoryError from None
 
     fits = largest_that_fits(trial, tried - 1) if processes == 1 else max(1, tried // 2)  # the others would be asked
     if fits is None:
         return "out of memory with a single image at a time: take a smaller network, or recompute_activations"
     known = f"{fits} fit" if processes == 1 else f"try {fits}"
     return (
-        f"out of memory with {tried} images at a time, {known}: add --microbatch {fits}, which keeps the batch, or "
-        f"take --batch {fits * processes}; recompute_activations saves memory too"
+        f"out of memory with {tried} images at a time, {known}: add --microbatch {fits}, which keeps the batch (with "
+        f"--resume the run goes on), or take --batch {fits * processes}; recompute_activations saves memory too"
     )
 
 
@@ -206,6 +208,7 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
         watch.row(row)
         if last or parallel.same(due()):
             save()
+    parallel.same(None)  # nobody goes on before the last checkpoint stands
     return t.evaluated
 
 

@@ -13,12 +13,15 @@ def effective_sample_size(sums: Tensor, squares: Tensor) -> Tensor:
     return sums.square() / squares.clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def _everybodys(name: str, values: Tensor) -> Tensor:
-    """The samples of all processes; of steps, in which all took part, the sum."""
-    if name.startswith("count/"):  # all of them have counted the same
-        return values
-    everyone = parallel.gather(values)
-    return everyone.view(-1, *values.shape).sum(0) if name == "steps" else everyone
+def _everybodys(name: str, values: list[Tensor]) -> Tensor:
+    """The samples of all processes, step by step as one process would have them; of the steps' own numbers the sums."""
+    own, size = torch.cat(values), parallel.world()[1]
+    if size == 1 or name.startswith("count/"):  # which all of them have counted alike
+        return own
+    everyone = parallel.gather(own).view(size, *own.shape)
+    if name == "steps":
+        return everyone.sum(0)
+    return torch.cat([part.flatten(0, 1) for part in torch.split(everyone, [len(v) for v in values], dim=1)])
 
 
 class Meter:
@@ -54,7 +57,7 @@ class Meter:
 
     def collected(self) -> State:
         """Of all processes, each of which has to ask."""
-        found = {name: _everybodys(name, torch.cat(values)) for name, values in self.parts.items()}
+        found = {name: _everybodys(name, values) for name, values in self.parts.items()}
         both = {
             name: [state[name] for state in (self.before, found) if name in state] for name in {**self.before, **found}
         }

@@ -3,7 +3,7 @@
 The parts are taken for the shares of as many processes, which take turns (`parallel.Turns`). So a method's weights, u
 and draws are those of the whole batch, and every method accumulates without knowing it. What a method gathers is known
 only once all parts have come to it; until then each part is begun and abandoned there. Attacks are run once. What it
-costs is a forward pass of the batch per exchange that the method makes: one for DONE, none for AT.
+costs is what a method computes before each exchange: none for AT, a forward pass for DONE, more for first_order.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def gradient(
 
     Objectives are formed inside `context`, and `backward` is shown each one's scalar, outside of it.
     """
-    parts = -(-len(batch.y) // (most or len(batch.y)))
+    parts = _parts(len(batch.y), most)
     if parts == 1:
         with context():
             found = _objective(method, model, batch, state, moment)
@@ -53,15 +53,22 @@ def gradient(
             with turns.turn(k), context(), suppress(parallel.Turns.Waiting):
                 found = _objective(own, model, share, state, moment)
                 complete.append(found)
-            if complete:
+            if len(complete) == k + 1:
                 backward(found.scalar * len(share.y) / len(batch.y))
                 complete[-1] = replace(found, scalar=found.scalar.detach())
-        if complete:
+        if len(complete) == parts:
             return _together(complete)
+        assert not complete, "parts of a batch must ask for the same exchanges"
         turns.answer()
         with torch.no_grad():
             for buffer, before in statistics:  # an abandoned pass is not to be remembered
                 buffer.copy_(before)
+
+
+def _parts(count: int, most: int | None) -> int:
+    """As few as will do; none of a single image, with which batch norm can do nothing, unless asked for."""
+    parts = -(-count // (most or count))
+    return parts if most == 1 else max(1, min(parts, count // 2))
 
 
 def _objective(method: Method, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
@@ -74,7 +81,7 @@ def _objective(method: Method, model: nn.Module, batch: Batch, state: State, mom
 def _attacking_once(method: Any, kept: list[Once]) -> Any:
     if hasattr(method, "method"):  # a wrapper
         return replace(method, method=_attacking_once(method.method, kept))
-    if not hasattr(method, "attack"):
+    if not hasattr(method, "attack") or not hasattr(method, "__dataclass_fields__"):  # somebody's own: attacked anew
         return method
     kept.append(Once(method.attack))
     return replace(method, attack=kept[-1])

@@ -13,7 +13,7 @@ from torch import Tensor
 from doubly.errors import NonFiniteError, UsageError
 
 Name = Literal["float32", "bf16", "fp16"]
-MOST_SKIPPED = 20  # in a row; halving that often brings the largest scale below 1, so it is not the scale
+MOST_SKIPPED = 20  # in a row; halving that often makes the scale a millionth, so it is not the scale
 
 
 class Precision:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,7 +14,10 @@ import doubly
 from doubly import parallel
 from doubly.errors import UsageError
 
-PATIENCE = timedelta(minutes=30)  # with a process that is silent; one that ends is noticed at once
+PATIENCE = timedelta(minutes=30)  # with a process that is silent; with gloo, one that ends is noticed at once
+SOON = timedelta(seconds=5)
+
+_meetings = 0  # of this process, in which all others took part
 
 
 def started() -> tuple[int, int]:
@@ -27,9 +31,14 @@ def started() -> tuple[int, int]:
         ) from None
 
 
-def restarts() -> int:
-    """How often torchrun has started these processes anew, after one was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+def job() -> str:
+    """What torchrun calls these processes, which it keeps when it starts them anew; empty without it."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def restarted() -> bool:
+    """Whether torchrun has started processes of this run anew, after one was lost; not all of them count that."""
+    return any(parallel.everybodys("yes" if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else ""))
 
 
 def local_rank() -> int:
@@ -62,14 +71,37 @@ def _join(rank: int, size: int, patience: timedelta) -> None:
     if cuda:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=patience))  # type: ignore[attr-defined]
-        # torchrun keeps its store over restarts, and with it the addresses of the processes that are gone.
-        store = dist.PrefixStore(f"attempt {restarts()}", store)  # type: ignore[attr-defined]
         # Decisions and draws are exchanged on the CPU, gradients where they are.
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+        _meet(rank, size, "cpu:gloo,cuda:nccl" if cuda else "gloo", patience)
     except (ValueError, RuntimeError) as problem:
         raise UsageError(
             f"process {rank} of {size} did not reach the others ({str(problem).splitlines()[0]:.160}): start them with "
             "torchrun, with the same --rdzv-endpoint on every machine"
         ) from None
+
+
+def _meet(rank: int, size: int, backend: str, patience: timedelta) -> None:
+    """In a store of this meeting's own: torchrun's outlives restarts, and holds the addresses of processes long gone.
+
+    The first process opens it and says in torchrun's where it is. What another finds there may be of an earlier one,
+    that is no more or about to end; then it looks again.
+    """
+    global _meetings
+    _meetings += 1
+    known, _, _ = next(dist.rendezvous("env://", timeout=patience))  # type: ignore[attr-defined]
+    key, host = f"doubly, meeting {_meetings}", os.environ["MASTER_ADDR"]
+    if rank == 0:
+        store = dist.TCPStore(host, 0, size, is_master=True, timeout=patience, wait_for_workers=False)  # type: ignore[attr-defined]
+        known.set(key, str(store.port))
+        return dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    deadline = time.monotonic() + patience.total_seconds()
+    while True:
+        try:
+            port = int(known.get(key))
+            store = dist.TCPStore(host, port, size, is_master=False, timeout=SOON, wait_for_workers=False)  # type: ignore[attr-defined]
+            store.set_timeout(patience)
+            return dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)

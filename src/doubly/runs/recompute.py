@@ -30,25 +30,30 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 def _inside(model: nn.Module) -> Iterator[nn.Module]:
     for part in model.children():
-        parts = list(part.children())
-        nested = isinstance(part, nn.Sequential) and any(list(inner.children()) for inner in parts)
-        if nested or isinstance(part, nn.ModuleList | nn.ModuleDict):
+        if any(_holds_blocks(inner) for inner in part.modules()):
             yield from _inside(part)
-        elif parts:
+        elif list(part.children()):
             yield part
+
+
+def _holds_blocks(part: nn.Module) -> bool:
+    listed = isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    return listed and any(list(inner.children()) for inner in part.children())
 
 
 @contextmanager
 def recomputing(model: nn.Module) -> Iterator[None]:
     """Blocks of the model forget their activations in passes that begin inside, wherever those are differentiated."""
-    found = blocks(model)
-    for block in found:
+    found = [(block, vars(block).get("forward")) for block in blocks(model)]
+    for block, _ in found:
         block.forward = _forgetful(block, block.forward)
     try:
         yield
     finally:
-        for block in found:
+        for block, own in found:
             del block.forward
+            if own is not None:  # somebody had replaced it
+                block.forward = own
 
 
 def _forgetful(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ A compiled one has none, and what torch then says depends on its version; so it 
 import torch
 from torch import Tensor, nn
 
+from doubly import parallel
 from doubly.attacks import statistics_frozen
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy
@@ -33,7 +34,8 @@ def _lost(model: nn.Module, x: Tensor, y: Tensor) -> str:
         losses = CrossEntropy()(model(point), y).sum()
         plain = torch.autograd.grad(losses, weights, retain_graph=True, materialize_grads=True)
         (slope,) = torch.autograd.grad(losses, point, create_graph=True, materialize_grads=True)
-    if not slope.any() or not any(g.any() for g in plain):
+    something = bool(slope.any()) and any(bool(g.any()) for g in plain)
+    if not any(parallel.everybodys("yes" if something else "")):  # alike: the layers of a network may exchange
         return ""  # nothing to lose
     model.zero_grad()
     try:
@@ -43,7 +45,7 @@ def _lost(model: nn.Module, x: Tensor, y: Tensor) -> str:
         return (str(problem).splitlines() or [type(problem).__name__])[0][:120]
     mixed = [p.grad for p in weights if p.grad is not None]
     model.zero_grad()
-    return "" if any(g.any() for g in mixed) else "the mixed derivative is 0"
+    return "" if not something or any(g.any() for g in mixed) else "the mixed derivative is 0"
 
 
 def is_compiled(model: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from doubly import parallel
 from doubly.attacks.forward import Forward, Mode, fast
@@ -17,6 +18,7 @@ from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import steps_per_epoch
 from doubly.errors import UsageError
+from doubly.models.batch_norm import is_global
 from doubly.runs.build import Prepared, build_model, check_model, chosen_device, faster_channels_last, prepare
 from doubly.runs.config import Run
 from doubly.runs.meter import Meter
@@ -55,9 +57,10 @@ class Training:
         steps_per_epoch(len(images.train), run.batch)  # refuses what cannot be shared
         model = (model if model is not None else build_model(run, splits.train)).to(device)
         check_model(model, images.train)
-        parallel.agree("training images", images.train.fingerprint(), "give every process the same data")
+        if parallel.world()[1] > 1:
+            parallel.agree("training images", images.train.fingerprint(), "give every process the same data")
         parallel.from_first([*model.parameters(), *model.buffers()])
-        share = run.batch // parallel.world()[1]
+        share = min(run.batch // parallel.world()[1], run.microbatch or run.batch)
         if run.recompute_activations:
             blocks(model)  # refused here, before anything is written
         channels_last = run.channels_last == "yes" or (
@@ -87,9 +90,13 @@ class Training:
     @property
     def local_statistics(self) -> list[Tensor]:
         """What each process has counted for itself, and all should know."""
-        if self.run.batch_norm == "global" or parallel.world()[1] == 1:
+        if parallel.world()[1] == 1:
             return []
-        return [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        layers = list(self.model.modules())
+        if self.run.batch_norm == "global":  # also layers of somebody's own kind, that could not be made global
+            layers = [each for each in layers if isinstance(each, _BatchNorm) and not is_global(each)]
+        buffers = (buffer for each in layers for buffer in each.buffers(recurse=False))
+        return [buffer for buffer in buffers if buffer.is_floating_point()]
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -170,6 +177,7 @@ class Training:
                 "channels_last": self.channels_last,
                 "compile": self.compile,
                 "threads": torch.get_num_threads(),
+                "processes": parallel.world()[1],
             },
         }
         return tensors, info
@@ -187,7 +195,8 @@ class Training:
         choices = info["choices"]
         if info.get("data", self.fingerprint) != self.fingerprint:
             raise UsageError(f"{path} was trained on other images than those here: resume it with the same data")
-        torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
+        if choices.get("processes", 1) == parallel.world()[1]:  # else each has another share of the cores
+            torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
         self.channels_last, self.compile = choices["channels_last"], choices.get("compile")
         for network, group in ((self.model, "model"), (self.average, "average")):
             if network is not None:
