@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from doubly import AT, DONE, PGD, Batch, LinfBall, Moment, train
+from doubly import AT, DONE, PGD, Batch, LinfBall, Moment, parallel, train
 from doubly.bilevel import SignStep
 from doubly.errors import UsageError
+from doubly.methods import AWP
 from doubly.runs.microbatches import gradient
 from doubly.runs.passes import counted
 
@@ -66,14 +67,31 @@ class Small(nn.Module):
         return self.inside(x)
 
 
-def test_a_batch_that_does_not_fit_is_told_the_largest_that_does():
+def test_a_batch_that_does_not_fit_is_told_the_largest_that_does(tmp_path):
     images = (batch(60).x, batch(60).y)
     settings = {"test": images, "epochs": 1, "batch": 30, "device": "cpu", "channels_last": "no"}
     with pytest.raises(UsageError, match=r"out of memory with 30 images at a time, 7 fit: add --microbatch 7"):
-        train(Small(7), images, AT(ATTACK), **settings)
+        train(Small(7), images, AT(ATTACK), **settings, output=tmp_path)
+    more = {"output": tmp_path, "resume": True, "microbatch": 7}  # the remedy, in the same directory
+    assert train(Small(7), images, AT(ATTACK), **settings, **more).metrics[0]["loss"] > 0
+    settings["channels_last"] = "auto"  # which is measured on no more images either
     assert train(Small(7), images, AT(ATTACK), **settings, microbatch=7).metrics[0]["loss"] > 0
     with pytest.raises(UsageError, match="with a single image at a time: take a smaller network"):
         train(Small(0), images, AT(ATTACK), **settings)
+
+
+def test_no_part_is_a_single_image_that_batch_norm_cannot_normalise():
+    model = network(nn.BatchNorm1d(36))
+    gradient(AT(ATTACK), model, batch(5), {}, Moment(), 2)
+    assert model[1].num_batches_tracked == 2
+
+
+def test_gradients_of_parts_are_summed_up_and_not_kept_side_by_side(monkeypatch):
+    found, kept = [], parallel.Turns.answer
+    monkeypatch.setattr(parallel.Turns, "answer", lambda turns: (kept(turns), found.append(turns.known[-1].numel())))
+    model = network()
+    gradient(AWP(AT(ATTACK)), model, batch(), {}, Moment(), 3)
+    assert found == [model[1].weight.numel()]
 
 
 def test_a_part_has_at_least_one_image():

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from doubly import parallel
 from doubly.errors import UsageError
 from doubly.runs.build import chosen_device
-from doubly.runs.processes import joined, restarts, started
+from doubly.runs.processes import job, joined, restarted, started
 
 
 @pytest.fixture
@@ -45,9 +45,25 @@ def test_a_rank_that_is_no_number_is_refused(torchrun):
 
 
 def test_restarts_are_counted_by_torchrun(monkeypatch):
-    assert restarts() == 0
+    assert not restarted() and job() == ""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert restarts() == 2
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    assert restarted() and job() == "7"
+
+
+@pytest.mark.parametrize("begun_by", ["7", "6", None])
+def test_only_what_torchrun_began_itself_goes_on_by_itself(tiny, tmp_path, monkeypatch, adversarial, begun_by):
+    run = tiny.run(adversarial, epochs=1)
+    if begun_by:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", begun_by)
+    tiny.train(run, tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    if begun_by == "7":
+        tiny.train(run, tmp_path)
+    else:
+        with pytest.raises(UsageError, match="already holds a run: add --resume"):
+            tiny.train(run, tmp_path)
 
 
 def test_a_process_without_a_gpu_of_its_own_is_refused(torchrun):
