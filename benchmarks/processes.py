@@ -30,14 +30,14 @@ def write_images(folder: Path, count: int) -> None:
     np.savez(folder / "data.npz", **arrays, **{f"y_{part}": np.arange(n) % 10 for part, n in parts.items()})
 
 
-def training(folder: Path, beginning: list[str], epochs: int) -> Callable[[], float]:
+def training(folder: Path, beginning: list[str], epochs: int, *more: str) -> Callable[[], float]:
     """The seconds of the fastest epoch after the first, as the run itself recorded them."""
 
     def seconds() -> float:
         output = folder / f"run-{time.monotonic_ns()}"
         words = ["train", "cifar10.small.at", "--set", "data.source=dataset.arrays", "--data-root", str(folder)]
         words += ["--epochs", str(epochs), "--batch", str(BATCH), "--probe.every", "1000", "--probe.size", "20"]
-        words += ["--threads", "1", "--device", "cpu", "--output", str(output)]
+        words += ["--threads", "1", "--device", "cpu", "--output", str(output), *more]
         done = subprocess.run([*beginning, *words], capture_output=True, text=True, timeout=600, check=False)
         rows = read_metrics(output / "metrics.jsonl")
         if done.returncode or len(rows) != epochs:
@@ -68,10 +68,20 @@ def measure(settings: Settings) -> Outcome:
         contestants = {
             "one process": training(folder, [sys.executable, "-m", "doubly"], epochs),
             "two processes": training(folder, together, epochs),
+            "two processes, batch norm local": training(folder, together, epochs, "--batch-norm", "local"),
         }
         try:
             seconds = taking_turns(contestants, settings.rounds)
         except TrainingError as problem:
             return Outcome([Line(what, aim=AIM, at_least=True, note=str(problem))], sizes)
-    values = tuple(a / b for a, b in zip(seconds["one process"], seconds["two processes"], strict=True))
-    return Outcome([Line(what, values, AIM, at_least=True)], f"{sizes}, one thread each", medians(seconds))
+    alone, *others = seconds
+    lines = [
+        Line(
+            f"images per second, {name} / one",
+            tuple(a / b for a, b in zip(seconds[alone], seconds[name], strict=True)),
+            AIM,
+            at_least=True,
+        )
+        for name in others
+    ]
+    return Outcome(lines, f"{sizes}, one thread each", medians(seconds))

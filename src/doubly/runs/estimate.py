@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -23,6 +24,8 @@ from doubly.runs.config import Data, Run
 from doubly.runs.curve import SHARES
 from doubly.runs.measuring import Measuring
 from doubly.runs.passes import Passes, counted, predicted, random_images, tiny_network
+from doubly.runs.precision import Precision
+from doubly.runs.recompute import recomputing
 from doubly.runs.standard_attacks import chosen
 from doubly.seeding import global_generators
 
@@ -96,7 +99,8 @@ def estimate(
     """`epochs`: how many are left to train."""
     channels, classes = size.shape[0], size.classes
     cost = predicted(run.method, channels, classes)  # type: ignore[arg-type]  # methods are frozen, so hashable
-    probes = sum((epoch + 1) % run.probe.every == 0 for epoch in range(run.epochs - epochs, run.epochs))
+    left = range(run.epochs - epochs, run.epochs)
+    probes = sum((epoch + 1) % run.probe.every == 0 or epoch + 1 == run.epochs for epoch in left)
     probed = min(run.probe.size, size.test) * pace.seconds(
         _image_cost(run.probe.attack, ("pgd", "margin"), channels, classes)
     )
@@ -144,7 +148,9 @@ def calibrated(run: Run, size: Size, threads: int) -> Pace:
         layout = torch.channels_last if last else torch.contiguous_format
         model.to(memory_format=layout)  # type: ignore[call-overload]
         x = images.pixels(slice(0, n)).contiguous(memory_format=layout)
-        forward, attack, update = (_timed(partial(kind, model, x)) / n for kind in (_forward, _attack, _update))
+        recompute = recomputing(model) if run.recompute_activations else nullcontext()
+        with recompute, Precision(run.precision, device).autocast():
+            forward, attack, update = (_timed(partial(kind, model, x)) / n for kind in (_forward, _attack, _update))
         return Pace(forward, attack, update, run.batch, threads)
     finally:
         torch.set_num_threads(before)

@@ -182,26 +182,9 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
                 raise Interrupted(f"stopped at epoch {t.epoch}, step {t.step}")
             if saving:
                 save()
-        row: dict[str, Any] = {
-            "epoch": t.epoch,
-            **t.meter.row(),
-            "lr": run.optimiser.lr.at(progress(steps - 1)),
-            "seconds": t.seconds,
-            "peak_memory": peak_memory(t.device),
-        }
-        if "r" in t.state:
-            row["r"] = float(t.state["r"])
-        last = t.epoch + 1 == run.epochs
-        if last or (t.epoch + 1) % run.probe.every == 0:
-            row["probe"] = probed(t)
-            row["alarms"] = alarms(row, t.peak)
-            t.peak = max(t.peak, row["probe"]["ra_pgd"])
-            for sentence in row["alarms"]:
-                watch.say(f"epoch {t.epoch}: {sentence}")
-            found = score(row["probe"], run.probe)
-            if t.images.chooses and (t.best is None or found > t.best):
-                t.best = found
-                save("best")
+        row, last = _row(t, run.optimiser.lr.at(progress(steps - 1))), t.epoch + 1 == run.epochs
+        if (last or (t.epoch + 1) % run.probe.every == 0) and _best(t, row, watch):
+            save("best")
         t.epoch, t.step, t.seconds, t.meter = t.epoch + 1, 0, 0.0, Meter()
         if rundir is not None and parallel.world()[0] == 0:
             append_metrics(rundir, row)
@@ -210,6 +193,25 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
             save()
     parallel.same(None)  # nobody goes on before the last checkpoint stands
     return t.evaluated
+
+
+def _row(t: Training, lr: float) -> dict[str, Any]:
+    """What is kept of an epoch."""
+    row = {"epoch": t.epoch, **t.meter.row(), "lr": lr, "seconds": t.seconds, "peak_memory": peak_memory(t.device)}
+    return row | ({"r": float(t.state["r"])} if "r" in t.state else {})
+
+
+def _best(t: Training, row: dict[str, Any], watch: Watch) -> bool:
+    """Adds the probe to the row, and says whether no epoch before was as good on the hold-out."""
+    row["probe"] = probed(t)
+    row["alarms"] = alarms(row, t.peak)
+    t.peak = max(t.peak, row["probe"]["ra_pgd"])
+    for sentence in row["alarms"]:
+        watch.say(f"epoch {t.epoch}: {sentence}")
+    found = score(row["probe"], t.run.probe)
+    better = t.images.chooses and (t.best is None or found > t.best)
+    t.best = found if better else t.best
+    return better
 
 
 def _step(t: Training, batch: Any, moment: Moment, wishes: Callable[[], Sequence[bool]]) -> list[bool]:
