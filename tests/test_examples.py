@@ -18,7 +18,12 @@ def test_the_promised_examples_are_there():
     assert set(ROBUST) <= {example.name for example in EXAMPLES}
 
 
-SLOW = ("convergence.py", "portfolio.py", "dro_hyperparameters.py")  # tests/bilevel asks the same of smaller problems
+SLOW = (
+    "compositional_quadratic.py",
+    "convergence.py",
+    "portfolio.py",
+    "dro_hyperparameters.py",
+)  # tests/bilevel asks the same of smaller problems
 
 
 @pytest.mark.parametrize(

@@ -582,6 +582,7 @@ def test_shards_put_together_are_the_whole(own, whole, copy):
     assert outcome(copy) == outcome(whole[0])
 
 
+@pytest.mark.slow  # tests/evaluation/test_driver.py puts shards together
 def test_jobs_give_what_one_process_gives(own, whole, copy):
     code, _, err = own(*without(copy, 0, 1), "--jobs", 2)
     assert code == 0 and sorted(line[:12] for line in err.splitlines()) == ["chunk 1 of 4"] * 4 + ["chunk 2 of 4"] * 4
@@ -606,6 +607,7 @@ def stopped(workshop, number):
     return output, process.returncode, out, err
 
 
+@pytest.mark.slow  # tests/evaluation/test_driver.py kills it in the middle
 def test_an_evaluation_that_was_killed_goes_on_and_gives_the_same(own, workshop, whole):
     output, code, _, _ = stopped(workshop, signal.SIGKILL)
     assert code == -signal.SIGKILL and "ra_aa" not in read_json(output / "evaluation.json")

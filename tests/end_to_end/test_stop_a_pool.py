@@ -19,7 +19,9 @@ def left_of(group, patience):
     return True
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_study_stops_with_its_workers_and_can_go_on(tmp_path, number, code):
     asked = [sys.executable, "-m", "doubly", "reproduce", "demo", "--output", str(tmp_path), "--jobs", "2"]
     process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -104,7 +104,8 @@ def test_the_results_are_those_of_the_run_alone(pool, tmp_path, same_bits, tiny)
     evaluate_run(tmp_path, how=Measuring(trust=False))
     found = pool.folder / "whole"
     assert same_bits(tiny.checkpoint(found)[0], tiny.checkpoint(tmp_path)[0])
-    assert tiny.checkpoint(found)[1]["choices"] == {"channels_last": False, "compile": False, "threads": 1}
+    choices = {"channels_last": False, "compile": False, "threads": 1, "processes": 1}
+    assert tiny.checkpoint(found)[1]["choices"] == choices
     assert read_json(RunDir(found).evaluation) == read_json(RunDir(tmp_path).evaluation)
     assert without_seconds(RunDir(found).metrics) == without_seconds(RunDir(tmp_path).metrics)
 
