@@ -31,7 +31,7 @@ from doubly.models import NarrowResNet
 from doubly.runs import load_model, load_run
 from doubly.runs.build import load_splits
 
-IMAGES = 64  # so many that those who stand fill a piece of the compiled network
+IMAGES = 32  # of the page: about ten minutes
 Contestant = Callable[[Part, Tensor, Tensor], Tensor]  # attack, images, labels -> who is still answered rightly
 
 
