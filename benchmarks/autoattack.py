@@ -31,7 +31,7 @@ from doubly.models import NarrowResNet
 from doubly.runs import load_model, load_run
 from doubly.runs.build import load_splits
 
-IMAGES = 32  # of the page: about ten minutes
+IMAGES = 32  # of the page
 Contestant = Callable[[Part, Tensor, Tensor], Tensor]  # attack, images, labels -> who is still answered rightly
 
 

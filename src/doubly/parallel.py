@@ -250,21 +250,6 @@ def agree(what: str, value: str, remedy: str) -> None:
         )
 
 
-def first(work: Callable[[], None]) -> None:
-    """Do it on the first rank only; where that fails, all fail, with its sentence."""
-    problem: UsageError | None = None
-    if world()[0] == 0:
-        try:
-            work()
-        except UsageError as found:
-            problem = found
-    said = same(str(problem or ""))
-    if problem is not None:
-        raise problem
-    if said:
-        raise UsageError(said)
-
-
 def _reached(exchange: Callable[..., Any], *given: Any) -> None:
     try:
         exchange(*given)

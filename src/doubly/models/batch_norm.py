@@ -27,7 +27,7 @@ def _forward(layer: Any, x: Tensor) -> Any:
     mean = means.mean(0)
     # The parts are equally large; no difference of large squares, as mean(x^2) - mean(x)^2 would be.
     spread = spreads.mean(0) + (means - mean).square().mean(0)
-    if layer.training and layer.track_running_stats and layer.running_mean is not None:
+    if layer.track_running_stats and layer.running_mean is not None:
         with torch.no_grad():
             layer.num_batches_tracked.add_(1)
             count = size * x.numel() // x.shape[1]

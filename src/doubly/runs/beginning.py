@@ -14,12 +14,13 @@ from doubly.runs.load import other_configuration
 from doubly.runs.passes import prediction
 from doubly.runs.processes import job, restarted
 from doubly.runs.saved_config import to_json
+from doubly.runs.shares import first
 from doubly.runs.training import Training
 
 
 def claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool) -> None:
     """Keep others out of the directory, and make sure that it is free for this run, or already holds it."""
-    parallel.first(partial(_claim, held, run, rundir, resume, restarted()))
+    first(partial(_claim, held, run, rundir, resume, restarted()))
     seen = "there" if (rundir.path / ".lock").exists() else "missing"
     parallel.agree("files", seen, "let the output be a folder that all machines share")
 
@@ -61,7 +62,7 @@ def go_on(training: Training, rundir: RunDir) -> str:
         training.restore(*checkpoint.load(standing), standing)
     here = f"epoch {training.epoch}, step {training.step}"
     parallel.agree("checkpoints", here, "let the output be a folder that all machines share")
-    parallel.first(partial(_bring_back, training, rundir))
+    first(partial(_bring_back, training, rundir))
     return "" if standing is None else f"continuing at {here}"
 
 

@@ -12,9 +12,8 @@ from doubly import parallel
 from doubly.attacks import attacked
 from doubly.attacks.forward import Backend, Forward, Mode, can_compile, twin
 from doubly.data.loader import batches, steps_per_epoch
-from doubly.methods import METHODS
 from doubly.rundir import duration
-from doubly.runs.passes import attack_passes
+from doubly.runs.passes import attack_passes, is_ours
 from doubly.runs.second_derivatives import check_second_derivatives, is_compiled
 from doubly.runs.training import Training
 from doubly.seeding import global_generators
@@ -68,8 +67,7 @@ def _excluded(t: Training, setting: Compile) -> str:
         return "activations are recomputed"
     if t.precision.scaled:
         return "in fp16 attacks scale their gradients by hooks"
-    parts = (t.run.method, getattr(t.run.method, "method", t.run.method))
-    if setting == "auto" and not all(type(part) in METHODS.values() for part in parts):
+    if setting == "auto" and not is_ours(t.run.method):
         return "what attacks take of a method of your own is not known; --compile yes tries it"
     return ""
 
@@ -77,7 +75,7 @@ def _excluded(t: Training, setting: Compile) -> str:
 def _could_pay(model: nn.Module, x: Tensor, batches_left: float) -> bool:
     """Before the method is asked what its attacks take: whether the run is long enough for any attack."""
     seconds = MOST * batches_left * statistics.median(_turns(model, x, "eval")[0])
-    return parallel.same(HOPED * seconds > START + LAYER * _layers(model))
+    return parallel.same(HOPED * seconds > _cost(model))
 
 
 def _steps(t: Training) -> int:
@@ -105,7 +103,7 @@ def compiled_for(
     with global_generators(0):
         if setting == "auto":
             in_all = sum(passes[mode] * statistics.median(_turns(model, x, mode)[0]) for mode in modes)
-            cost = len(modes) * (START + LAYER * _layers(model))
+            cost = len(modes) * _cost(model)
             in_all, worth = parallel.same([in_all, HOPED * in_all > cost])
             if not worth:
                 costs = f"the attacks take about {duration(in_all)} in all, compiling about {duration(cost)}"
@@ -151,8 +149,10 @@ def obstacle(model: nn.Module, device: torch.device, modes: list[Mode]) -> str:
     return ""
 
 
-def _layers(model: nn.Module) -> int:
-    return sum(1 for module in model.modules() if next(module.parameters(recurse=False), None) is not None)
+def _cost(model: nn.Module) -> float:
+    """Seconds that compiling one twin may take."""
+    own = (next(module.parameters(recurse=False), None) for module in model.modules())
+    return START + LAYER * sum(parameter is not None for parameter in own)
 
 
 def _turns(model: nn.Module, x: Tensor, mode: Mode, made: Forward | None = None) -> tuple[list[float], list[float]]:

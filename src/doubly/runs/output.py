@@ -16,6 +16,7 @@ from doubly.evaluation.examples import Format, check_format, save_examples
 from doubly.evaluation.gallery import Gallery
 from doubly.evaluation.result import EvalResult
 from doubly.rundir import RunDir
+from doubly.runs.shares import first
 from doubly.threat import NormBall
 
 
@@ -56,7 +57,7 @@ class Output:
                 RunDir(folder).gallery.unlink(missing_ok=True)
             result.save(folder, **self.more)
 
-        parallel.first(write)
+        first(write)
 
     def examples(
         self, images: Images, kept: Sequence[Kept], device: torch.device, answer: Callable[[Tensor], Tensor]
@@ -73,7 +74,7 @@ class Output:
                     place, self.format or "npz", points, clean, part.y, part.ids, each.ball, answer
                 )
 
-        parallel.first(write)
+        first(write)
         return parallel.same(saved)
 
 

@@ -70,10 +70,15 @@ def predicted(method: Method, channels: int, classes: int) -> Passes:
         return passes(method, tiny_network(channels, classes), images, len(images))
 
 
+def is_ours(method: Method) -> bool:
+    """Not somebody's own, which may not expect to be asked about other images than its batches."""
+    parts = (method, getattr(method, "method", method))  # AWP is around another
+    return all(type(part) in METHODS.values() for part in parts)
+
+
 def prediction(method: Method, images: Images) -> dict[str, dict[str, float]]:
     """For the record of a run; nothing of somebody's own method, which is asked about its batches and no others."""
-    parts = (method, getattr(method, "method", method))  # AWP is around another
-    if not all(type(part) in METHODS.values() for part in parts):
+    if not is_ours(method):
         return {}
     try:
         with parallel.alone():

@@ -46,6 +46,11 @@ def together(work: Callable[[], T], patiently: bool = False) -> T:
     return done
 
 
+def first(work: Callable[[], None]) -> None:
+    """Do it on the first process only; where that fails, all fail, with its sentence."""
+    together(lambda: work() if parallel.world()[0] == 0 else None)
+
+
 def _wait(group: Any) -> None:
     try:
         dist.barrier(group)
