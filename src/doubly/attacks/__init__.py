@@ -1,7 +1,6 @@
 """Attacks are values: called with (model, x, y, generator) they return delta. `ATTACKS` lists them."""
 
 from doubly.attacks.fgsm import FGSM
-from doubly.attacks.forward import fast
 from doubly.attacks.mode import (
     attacked,
     clean_pass,
@@ -29,7 +28,6 @@ __all__ = [
     "device_of",
     "draws",
     "evaluating",
-    "fast",
     "parameters_frozen",
     "repeating",
     "statistics_frozen",

@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks.forward import Forward, Mode, forward_of
+from doubly.attacks.forward import Mode
 from doubly.attacks.half import gradients_kept
 from doubly.seeding import forked
 
@@ -78,12 +78,10 @@ def parameters_frozen(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def attacked(model: nn.Module, mode: Mode) -> Iterator[Forward]:
+def attacked(model: nn.Module, mode: Mode) -> Iterator[None]:
     """Parameters and running statistics frozen; in evaluation mode, or ("train") as the model was found.
 
-    Yields what to ask for logits of which a first derivative in the image is taken: the model, or its compiled twin
-    where there is one (`fast`). Whatever is differentiated twice asks the model itself. Dropout, which only "train"
-    has, draws from a copy of the global generators.
+    Dropout, which only "train" has, draws from a copy of the global generators.
     """
     with ExitStack() as stack:
         stack.enter_context(parameters_frozen(model))
@@ -93,4 +91,4 @@ def attacked(model: nn.Module, mode: Mode) -> Iterator[Forward]:
         else:
             stack.enter_context(statistics_frozen(model))
             stack.enter_context(forked())
-        yield forward_of(model, mode)
+        yield

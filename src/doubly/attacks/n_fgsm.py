@@ -53,9 +53,9 @@ class NFGSM:
         start = self.noise * self.threat.radius * (2 * parallel.uniform(x, generator) - 1)
 
         def inner(delta: Tensor) -> Tensor:
-            logits = forward(x + delta)
+            logits = model(x + delta)
             check_scores(logits, y)
             return -self.loss(logits, y)
 
-        with attacked(model, self.attack_mode) as forward:
+        with attacked(model, self.attack_mode):
             return projected_descent(inner, start, image_range, SignStep(self.reach * self.threat.radius), 1)

@@ -73,10 +73,10 @@ class PGD:
         their last logits again. For rules without a state, in evaluation mode, where samples do not see each other.
         """
         check_images(x, y)
-        with attacked(model, self.attack_mode) as forward:
-            delta = self._attempt(model, forward, x, y, generator, value, moving)
+        with attacked(model, self.attack_mode):
+            delta = self._attempt(model, x, y, generator, value, moving)
             for _ in range(self.restarts - 1):
-                other = self._attempt(model, forward, x, y, generator, value, moving)
+                other = self._attempt(model, x, y, generator, value, moving)
                 with torch.no_grad():
                     better = value(model(x + other)) > value(model(x + delta))
                 delta = torch.where(better.view(-1, *[1] * (x.dim() - 1)), other, delta)
@@ -109,7 +109,6 @@ class PGD:
     def _attempt(
         self,
         model: nn.Module,
-        forward: Forward,
         x: Tensor,
         y: Tensor,
         generator: torch.Generator,
@@ -120,7 +119,7 @@ class PGD:
 
         def inner(point: Tensor) -> Tensor:
             nonlocal checked
-            logits = forward(point)
+            logits: Tensor = model(point)
             if not checked:  # once per attack: reading the labels waits for the device
                 check_scores(logits, y)
                 checked = True

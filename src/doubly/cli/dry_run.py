@@ -35,8 +35,6 @@ def dry_run(run: Any, resumed: Path | None, out: Console, err: Console) -> int:
         f"{cost.backward:.3g} backward), {duration(found.train)} on this device ({where}, {threads}, "
         f"{_seconds(pace.step(cost))} a step; measured in {taken:.0f} s)",
     )
-    if run.compile != "no":
-        say(err, "this is the time of the network as it is; where compiling it pays, training is faster")
     return 0
 
 

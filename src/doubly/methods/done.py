@@ -22,7 +22,6 @@ from doubly.bilevel import (
     Diagonal,
     Direction,
     LogMeanExp,
-    MeanVariance,
     Terms,
     cid,
     cid_first_order,
@@ -47,9 +46,9 @@ class DONE:
     """r: large is AT, small follows the worst samples (A16)"""
     eta: float = 0.9
     """share of the current batch in the running average u; 1 is a softmax over the batch (A2)"""
-    divergence: Literal["kl", "chi2", "mean_variance", "cvar"] = "kl"
-    """what holds the weights near 1: kl is the paper's; chi2 is linear in the loss; mean_variance is chi2 with weights
-    that may be negative; cvar is nothing but the cap: the mean of the worst share 1 / cap, whatever the temperature"""
+    divergence: Literal["kl", "chi2", "cvar"] = "kl"
+    """what holds the weights near 1: kl is the paper's; chi2 is linear in the loss; cvar is nothing but the cap: the
+    mean of the worst share 1 / cap, whatever the temperature"""
     cap: float | None = None
     """no weight exceeds it; 1 is AT, none is the paper's literal rule"""
     mean_weight_limit: float | None = None
@@ -84,13 +83,9 @@ class DONE:
             raise ValueError("mean_weight_limit belongs to divergence kl: leave it out")
         if self.divergence == "chi2":
             return ChiSquare(r, self.eta, self.cap)
-        if self.divergence == "cvar":
-            if self.cap is None or not self.cap >= 1:
-                raise ValueError(f"divergence cvar needs a cap >= 1, its worst share being 1 / cap; got cap={self.cap}")
-            return CVaR(1 / self.cap, self.eta)
-        if self.cap is not None:
-            raise ValueError("divergence mean_variance has no cap: use chi2, or leave the cap out")
-        return MeanVariance(r, self.eta)
+        if self.cap is None or not self.cap >= 1:
+            raise ValueError(f"divergence cvar needs a cap >= 1, its worst share being 1 / cap; got cap={self.cap}")
+        return CVaR(1 / self.cap, self.eta)
 
     @property
     def differentiates_twice(self) -> bool:

@@ -54,8 +54,8 @@ class FastBAT:
         box = attack.threat.around(x)
         assert isinstance(box, Box), "checked when the method was made"
         z = attack(model, x, y, moment.generator("attack"))
-        with attacked(model, attack.attack_mode) as forward:
-            delta = projected_descent(lambda d: -attack.loss(forward(x + d), y), z, box, attack.rule, 1)
+        with attacked(model, attack.attack_mode):
+            delta = projected_descent(lambda d: -attack.loss(model(x + d), y), z, box, attack.rule, 1)
         stand = draws()
 
         def problem(delta: Tensor) -> Terms:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from doubly import parallel
 from doubly.attacks import attacked, device_of
 from doubly.attacks.autoattack import AutoAttack, reference_version, warnings_about
-from doubly.attacks.forward import FewShapes, Plain, can_compile, compiled
+from doubly.attacks.compiled import CompiledForward, PlainForward, can_compile, compile_forward
 from doubly.data import Images
 from doubly.errors import UsageError
 from doubly.evaluation.chunks import Chunks
@@ -72,8 +72,8 @@ class Ensemble:
                 lambda: self._forward(model, few[0], key, len(images), sum(clock.work.values()), watch)
             )
             if not parallel.gather(torch.tensor([int(fast)])).all():  # one way for all processes
-                forward, fast = Plain(model), False
-            forward.passed = _ticking(clock, watch)
+                forward, fast = PlainForward(model), False
+            forward.count = _ticking(clock, watch)
             chunks = self._chunks(key, fast)
 
             def tell(chunk: int, of: int, part: str, standing: int) -> None:
@@ -157,7 +157,7 @@ class Ensemble:
 
     def _forward(
         self, model: nn.Module, x: Tensor, key: dict[str, Any], images: int, work: int, watch: Watch
-    ) -> tuple[Plain | FewShapes, bool]:
+    ) -> tuple[PlainForward | CompiledForward, bool]:
         """How to call the network, and whether its outcome counts as compiled.
 
         Compiled if that is asked for or pays; an evaluation that was begun goes on as it was begun, and so ends alike.
@@ -167,20 +167,20 @@ class Ensemble:
             chunks = self._chunks(key, begun)
             chunks.open()
             if chunks.finished(-(-images // self.chunk), self.attack.parts):
-                return Plain(model), begun  # nothing is left to do but to put it together
+                return PlainForward(model), begun  # nothing is left to do but to put it together
         wanted = self.compile == "yes" if begun is None else begun
         if begun is None and self.compile == "auto":
             wanted = STANDING * images * work * _operations(model, x) / RATES.get(x.device.type, 2e12) > WORTH
         if not wanted:
-            return Plain(model), False
-        fast, said = compiled(model, x) if can_compile(x.device) else (None, "not compiled: there is no C++ compiler")
+            return PlainForward(model), False
+        fast, said = compile_forward(model, x) if can_compile(x.device) else (None, "not compiled: there is no C++ compiler")
         watch.say(said)
         if fast is None and begun:
             raise UsageError(
                 f"{self._chunks(key, True).folder} was begun with a compiled network, and here it is {said}: go on "
                 "where it was begun, or delete that folder"
             )
-        return fast or Plain(model), fast is not None
+        return fast or PlainForward(model), fast is not None
 
     def _begun(self, key: dict[str, Any]) -> bool | None:
         """Whether the evaluation that was begun here is compiled; None if none was, or another one is asked for."""

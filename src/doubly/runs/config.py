@@ -118,8 +118,6 @@ class Run:
     """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of images; auto measures both at the start and keeps the faster for the whole run"""
-    compile: Literal["auto", "yes", "no"] = "auto"
-    """a compiled twin of the network for attacks; auto measures whether it repays its compiler, and says so"""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     """bf16, fp16: autocast of the network while it trains, fp16 with a scaled loss; losses, weights, u, barrier and
     implicit terms stay in float32 or better, as does every evaluation; for CUDA, on a CPU it is slower than float32"""

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 import doubly
 from doubly.attacks import PGD, attacked
-from doubly.attacks.forward import can_compile, twin
+from doubly.attacks.compiled import can_compile, compile_forward
 from doubly.bilevel import BarrierStep, Box, ConjugateGradient, RunningMean, Terms, cid, projected_descent
 from doubly.methods import DONE
 from doubly.models import SmallCNN
@@ -22,7 +22,7 @@ from doubly.runs.build import chosen_device
 from doubly.seeding import global_generators
 from doubly.types import Batch, Moment
 
-NO_COMPILER = "no C++ compiler, so attacks are never compiled"
+NO_COMPILER = "no C++ compiler, so AutoAttack is never compiled"
 Finding = tuple[str, str, bool]  # what, what was found, whether it is fine
 
 
@@ -112,7 +112,7 @@ def compiled_agrees(device: torch.device) -> tuple[str, bool]:
         model = nn.Sequential(*layers).to(device)
         x = torch.rand(64, 1, 8, 8).to(device)
     with attacked(model, "eval"):
-        found, sentence = twin(model, x, "eval")
+        found, sentence = compile_forward(model, x)
     return sentence if found is None else f"agrees with the uncompiled one, {sentence}", found is not None
 
 

@@ -18,18 +18,19 @@ from doubly.data.loader import batches, steps_per_epoch
 from doubly.errors import Interrupted, NonFiniteError, UsageError
 from doubly.models.batch_norm import normalised_globally
 from doubly.rundir import RunDir, append_metrics
-from doubly.runs import checkpoint, compiling
+from doubly.runs import checkpoint
 from doubly.runs.alarms import alarms
 from doubly.runs.beginning import claim, go_on
 from doubly.runs.build import fetched_splits
 from doubly.runs.config import Run
-from doubly.runs.memory import fitted, forget_peak, largest_that_fits, peak_memory
+from doubly.runs.memory import fitted, forget_peak, peak_memory
 from doubly.runs.meter import Meter
 from doubly.runs.microbatches import gradient
 from doubly.runs.own_model import without_initial_weights
 from doubly.runs.passes import counted
 from doubly.runs.probe import probed, score
 from doubly.runs.processes import joined
+from doubly.runs.second_derivatives import check_second_derivatives
 from doubly.runs.training import Training
 from doubly.runs.warm_up import warmed
 from doubly.types import Moment
@@ -115,28 +116,17 @@ def _too_large(t: Training) -> str:
     """What to do about a batch that does not fit."""
     processes = parallel.world()[1]
     tried = min(t.run.microbatch or t.run.batch, t.run.batch // processes)
-    t.optimizer.zero_grad()  # sets them free
-
-    def trial(size: int) -> None:
-        batch = next(batches(t.images.train, size, t.run.seed, 0, channels_last=t.channels_last))
-        try:
-            gradient(t.run.method, t.model.train(), batch, t.state, Moment(), None, t.computing, t.precision.backward)
-        except ValueError:  # batch norm has no use for a single image
-            raise torch.OutOfMemoryError from None
-
-    fits = largest_that_fits(trial, tried - 1) if processes == 1 else max(1, tried // 2)  # the others would be asked
-    if fits is None:
-        return "out of memory with a single image at a time: take a smaller network, or recompute_activations"
-    known = f"{fits} fit" if processes == 1 else f"try {fits}"
+    if tried == 1:
+        return "out of memory with a single image at a time: use a smaller network, or --recompute-activations"
     return (
-        f"out of memory with {tried} images at a time, {known}: add --microbatch {fits}, which keeps the batch (with "
-        f"--resume the run goes on), or take --batch {fits * processes}; recompute_activations saves memory too"
+        f"out of memory with {tried} images at a time: add --microbatch {max(1, tried // 2)} --resume, which keeps the "
+        "batch and its weights, or lower the batch size; --recompute-activations saves memory too"
     )
 
 
 def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[], bool]) -> nn.Module:
     forget_peak(t.device)
-    compiling.prepare(t, watch.say)
+    _check_method(t)
     run, saved = t.run, time.monotonic()
     steps = steps_per_epoch(len(t.images.train), run.batch)
 
@@ -193,6 +183,14 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Watch, stop: Callable[[],
             save()
     parallel.same(None)  # nobody goes on before the last checkpoint stands
     return t.evaluated
+
+
+def _check_method(t: Training) -> None:
+    """Refuse a network that would train without the second derivatives that the method needs."""
+    if t.epoch < t.run.epochs and getattr(t.run.method, "differentiates_twice", False):
+        t.model.train()
+        batch = next(batches(t.images.train, t.run.batch, 0, 0, channels_last=t.channels_last))
+        check_second_derivatives(t.model, batch)
 
 
 def _row(t: Training, lr: float) -> dict[str, Any]:

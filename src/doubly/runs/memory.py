@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -55,18 +55,6 @@ def fitted(work: Callable[[], T]) -> tuple[T] | None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
-
-
-def largest_that_fits(trial: Callable[[int], Any], most: int) -> int | None:
-    """The largest batch of at most `most` with which `trial` does not run out of memory; None if not even one does."""
-    fits, too_many = 0, most + 1
-    while too_many - fits > 1:
-        size = (fits + too_many) // 2
-        if fitted(lambda size=size: trial(size)) is None:  # type: ignore[misc]
-            too_many = size
-        else:
-            fits = size
-    return fits or None
 
 
 class Pieces:

@@ -9,17 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from doubly import parallel
-from doubly.attacks import fast
-from doubly.attacks.forward import Forward, Mode
 from doubly.data import Images
 from doubly.data.loader import batches
 from doubly.methods import FAT, METHODS
 from doubly.models import SmallCNN
 from doubly.schedules import Constant
 from doubly.seeding import global_generators
-from doubly.types import Batch, Method, Moment
-
-FEW = 8  # images that the passes of attacks are counted on
+from doubly.types import Method, Moment
 
 
 @dataclass
@@ -97,34 +93,3 @@ def random_images(n: int, shape: tuple[int, ...], classes: int) -> Images:
     with global_generators(0):
         names = tuple(str(k) for k in range(classes))
         return Images.of(torch.randint(0, 256, (n, *shape), dtype=torch.uint8), torch.arange(n) % classes, names)
-
-
-def attack_passes(method: Method, model: nn.Module, batch: Batch, counts: Tensor) -> dict[Mode, float]:
-    """Input gradients that the attack of a step asks for, in batches, by mode; counted on a few images.
-
-    In the last tenth of training, when burn-ins are over. The model is left as it was found.
-    """
-    few = Batch(*(part[:FEW] for part in batch))
-    found: dict[Mode, float] = {"eval": 0.0, "train": 0.0}
-
-    def counting(mode: Mode) -> Forward:
-        def forward(x: Tensor) -> Tensor:
-            found[mode] += len(x) / len(few.y)
-            logits: Tensor = model(x)
-            return logits
-
-        return forward
-
-    with global_generators(0), _buffers_kept(model), fast(model, {mode: counting(mode) for mode in found}):
-        method.objective(model, few, method.init(counts), Moment(progress=0.95))
-    return found
-
-
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    kept = [buffer.clone() for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in zip(model.buffers(), kept, strict=True):
-            buffer.copy_(value)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from doubly import parallel
-from doubly.attacks.forward import Forward, Mode, fast
 from doubly.checks import check_finite
 from doubly.data import Splits
 from doubly.data.loader import steps_per_epoch
@@ -39,8 +38,6 @@ class Training:
     average: nn.Module | None  # exponential moving average of the model
     state: State  # of the method
     precision: Precision
-    compile: bool | None = None  # whether attacks call compiled twins; decided when the run begins
-    twins: dict[Mode, Forward] = field(default_factory=dict)  # those, by mode
     sampling: Tensor | None = None  # class probabilities of this epoch
     meter: Meter = field(default_factory=Meter)
     epoch: int = 0
@@ -102,7 +99,7 @@ class Training:
     def computing(self) -> Iterator[None]:
         """How the passes of an objective are computed."""
         recompute = recomputing(self.model) if self.run.recompute_activations else nullcontext()
-        with recompute, self.precision.autocast(), fast(self.model, self.twins):
+        with recompute, self.precision.autocast():
             yield
 
     def take_step(self) -> None:
@@ -175,7 +172,6 @@ class Training:
             "scaler": self.precision.snapshot(),
             "choices": {
                 "channels_last": self.channels_last,
-                "compile": self.compile,
                 "threads": torch.get_num_threads(),
                 "processes": parallel.world()[1],
             },
@@ -197,7 +193,7 @@ class Training:
             raise UsageError(f"{path} was trained on other images than those here: resume it with the same data")
         if choices.get("processes", 1) == parallel.world()[1]:  # else each has another share of the cores
             torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
-        self.channels_last, self.compile = choices["channels_last"], choices.get("compile")
+        self.channels_last = choices["channels_last"]
         for network, group in ((self.model, "model"), (self.average, "average")):
             if network is not None:
                 network.to(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
