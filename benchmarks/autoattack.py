@@ -26,10 +26,9 @@ from doubly.attacks import attacked
 from doubly.attacks.autoattack import STANDARD, AutoAttack, Part
 from doubly.attacks.forward import Plain, compiled
 from doubly.bilevel import SignStep
-from doubly.data.holdout import probe
+from doubly.checkpoints.load import load_model, load_run
 from doubly.models import NarrowResNet
-from doubly.runs import load_model, load_run
-from doubly.runs.build import load_splits
+from doubly.training.setup import load_splits
 
 IMAGES = 32  # of the page
 Contestant = Callable[[Part, Tensor, Tensor], Tensor]  # attack, images, labels -> who is still answered rightly
@@ -39,7 +38,7 @@ def from_run(path: Path, root: Path | None) -> tuple[nn.Module, Tensor, Tensor, 
     run = load_run(path)
     run = replace(run, data=replace(run.data, root=str(root))) if root else run
     test = load_splits(run).test
-    return load_model(path), test.pixels(slice(None)), test.y, run.probe.attack.threat.radius  # type: ignore[attr-defined]
+    return load_model(path), test.pixels(slice(None)), test.y, run.validation.attack.threat.radius  # type: ignore[attr-defined]
 
 
 def on_digits(epochs: int = 4) -> tuple[nn.Module, Tensor, Tensor, float]:
@@ -124,7 +123,7 @@ def measure(settings: Settings) -> Outcome:
     """The part of the page."""
     device = torch.device(settings.device)
     model, x, y, radius = on_digits(epochs=1 if settings.quick else 4)
-    chosen = probe(y, 6 if settings.quick else IMAGES, seed=0)
+    chosen = validation(y, 6 if settings.quick else IMAGES, seed=0)
     x, y, model = x[chosen].to(device), y[chosen].to(device), model.to(device).eval()
     parts: Sequence[Part] = STANDARD[:1] if settings.quick else STANDARD
     with attacked(model, "eval"):
@@ -151,7 +150,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(STANDARD), choices=STANDARD)
     options = parser.parse_args()
     model, x, y, radius = from_run(options.run, options.data_root) if options.run else on_digits()
-    chosen = probe(y, options.images, seed=0)
+    chosen = validation(y, options.images, seed=0)
     x, y, model = x[chosen], y[chosen], model.eval()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {len(y)} images, epsilon {radius:.4f}")
     with attacked(model, "eval"):

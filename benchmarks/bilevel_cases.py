@@ -95,7 +95,7 @@ def separable(samples: int, parameters: int, size: int) -> Case:
 
 
 def logistic(samples: int, features: int, classes: int) -> Case:
-    """Softmax regression: delta are the weights, shared by all samples; theta the log-regularisation of each weight."""
+    """Softmax regression: delta are the weights, shared by all samples; theta the log-regularization of each weight."""
     draw = torch.Generator().manual_seed(0)
     basis = torch.randn(20, features, generator=draw) / features**0.5
     teacher = torch.randn(20, classes, generator=draw)
@@ -135,7 +135,7 @@ def ours(case: Case, steps: int, solve: Solver) -> Estimate:
     def estimate() -> Tensor:
         delta = descend(case, theta.detach(), case.start, steps)
         direction = cid(problem, delta, RunningMean(), {}, solve, shared=case.shared)
-        return torch.autograd.grad(direction.scalar, theta)[0]
+        return torch.autograd.grad(direction.loss, theta)[0]
 
     return estimate
 
@@ -161,7 +161,7 @@ def by_torchopt(case: Case, effort: Effort) -> Estimate:
     solve = torchopt.linear_solve.solve_cg(rtol=0.0, maxiter=effort.iterations)
 
     @torchopt.diff.implicit.custom_root(torch.func.grad(case.total), argnums=1, solve=solve)
-    def minimiser(delta: Tensor, theta: Tensor) -> Tensor:
+    def minimizer(delta: Tensor, theta: Tensor) -> Tensor:
         theta = theta.detach()
         for _ in range(effort.steps):
             delta = delta.detach().requires_grad_()
@@ -171,7 +171,7 @@ def by_torchopt(case: Case, effort: Effort) -> Estimate:
         return delta
 
     def estimate() -> Tensor:
-        return torch.autograd.grad(case.outer(theta, minimiser(case.start, theta)).mean(), theta)[0]
+        return torch.autograd.grad(case.outer(theta, minimizer(case.start, theta)).mean(), theta)[0]
 
     return estimate
 

@@ -28,7 +28,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
-MARKS = {  # the colours of Okabe and Ito, told apart by marker and line too
+MARKS = {  # the colors of Okabe and Ito, told apart by marker and line too
     OURS: {"color": "#0072B2", "marker": "o"},
     UNROLLED: {"color": "#D55E00", "marker": "s"},
     TORCHOPT: {"color": "#009E73", "marker": "^"},

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from doubly.runs.memory import forget_peak, peak_memory
+from doubly.evaluation.memory import forget_peak, peak_memory
 
 
 def finished(device: torch.device) -> None:

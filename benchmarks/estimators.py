@@ -1,7 +1,7 @@
 """Which estimator of u tracks best? Moving averages and STORM, for several eta, batches, compositions and step sizes.
 
 The losses are the distances of examples/convergence.py, with a well-conditioned inner problem and a start far away:
-theta travels for about an eighth of the steps, then it stays near the minimiser. 16 runs go side by side. Writes
+theta travels for about an eighth of the steps, then it stays near the minimizer. 16 runs go side by side. Writes
 docs/images/estimators.png and prints the numbers as tables. About seven minutes.
 
     python benchmarks/estimators.py
@@ -21,13 +21,14 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from doubly.bilevel import Descent, Diagonal, GradientStep, LogMeanExp, RunningMean, Step, Terms, minimise
+from doubly.bilevel import Descent, Diagonal, GradientStep, LogMeanExp, RunningMean, Step, Terms
+from doubly.bilevel import minimize as minimize
 from doubly.bilevel.composition import Composition, State
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = runpy.run_path(str(ROOT / "examples" / "convergence.py"))
 RUNS, STEPS, STEP_SIZE, TEMPERATURE = 16, 400, 0.5, 8.0
-BATCHES = {2: "#D55E00", 8: "#009E73", 32: "#0072B2"}  # with the colour of the figure
+BATCHES = {2: "#D55E00", 8: "#009E73", 32: "#0072B2"}  # with the color of the figure
 ETAS = {"1": 1.0, "0.9": 0.9, "0.5": 0.5, "T^(-1/4)": STEPS**-0.25, "0.1": 0.1, "0.02": 0.02}
 FACTORS: dict[str, Callable[[int], float]] = {  # of the step size
     "constant steps": lambda step: 1.0,
@@ -60,7 +61,7 @@ def mean_variance(u: Tensor) -> Tensor:
 
 class Outer(NamedTuple):
     composition: Composition
-    lift: Callable[[Tensor], Tensor]  # losses (B, runs) -> what `minimise` is given as g
+    lift: Callable[[Tensor], Tensor]  # losses (B, runs) -> what `minimize` is given as g
     read: Callable[[Tensor], Tensor]  # u -> the entry that f' depends on, one per run
     truth: Callable[[Tensor], Tensor]  # losses (runs, M) -> that entry for all samples
     value: Callable[[Tensor], Tensor]  # losses (runs, M) -> F
@@ -135,7 +136,7 @@ def run(
         square.append(slope.square().sum(1))
         excess.append(value - lowest)
 
-    minimise(
+    minimize(
         lifted,
         before.clone(),
         torch.zeros(batch, RUNS, 3, dtype=torch.float64),
@@ -180,14 +181,14 @@ def show(title: str, found: Found) -> None:
 
 
 def draw(axis: plt.Axes, found: Found, metric: int) -> None:
-    for batch, colour in BATCHES.items():
+    for batch, color in BATCHES.items():
         for prefix, suffix, style in (("", "", "o-"), ("STORM ", "", "^--"), ("STORM ", ", half the steps", "v:")):
             if suffix and metric < 3:
                 continue
             keys = {eta: (f"{prefix}η = {name}{suffix}", batch) for name, eta in ETAS.items()}
             points = {eta: found[key][metric].mean() for eta, key in keys.items() if key in found}
             label = f"B = {batch}, {prefix.strip() or 'moving average'}{suffix}"
-            axis.loglog(list(points), list(points.values()), style, color=colour, markersize=4, label=label)
+            axis.loglog(list(points), list(points.values()), style, color=color, markersize=4, label=label)
     axis.grid(alpha=0.3)
 
 

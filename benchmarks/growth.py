@@ -23,7 +23,7 @@ from doubly.models import NarrowResNet
 
 WHO = ("AT", "DONE exact")
 LOADER = "loader"
-PRELOADED = ["torch", "doubly.methods", "doubly.models", "doubly.data.loader", "doubly.runs.memory"]
+PRELOADED = ["torch", "doubly.methods", "doubly.models", "doubly.data.loader", "doubly.evaluation.memory"]
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,11 @@ def draw(curves: Sequence[Curve], quantity: str, path: Path) -> None:
 
 def _curve(axes: Axes, curve: Curve, place: int) -> None:
     index = ORDER.index(curve["who"])
-    colour, marker = look(index).values()
+    color, marker = look(index).values()
     x, y, first = curve["x"], curve["y"], upper(len(curve["x"]))
-    axes.plot(x, y, color=colour, linewidth=1.4)
-    axes.plot(x[:first], y[:first], linestyle="", marker=marker, markersize=5, color=colour, markerfacecolor="white")
-    axes.plot(x[first:], y[first:], linestyle="", marker=marker, markersize=5, color=colour, label=curve["who"])
+    axes.plot(x, y, color=color, linewidth=1.4)
+    axes.plot(x[:first], y[:first], linestyle="", marker=marker, markersize=5, color=color, markerfacecolor="white")
+    axes.plot(x[first:], y[first:], linestyle="", marker=marker, markersize=5, color=color, label=curve["who"])
     text = f"{curve['who']}: exponent {fitted(curve)}"
     axes.text(0.04, 0.96 - 0.1 * place, text, transform=axes.transAxes, fontsize=9, va="top", bbox=PLAIN)
 

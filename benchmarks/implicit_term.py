@@ -16,14 +16,14 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 
-from doubly import DONE, Batch, LinfBall, Moment
+from doubly import DONE, Batch, LinfBall, TrainStep
 from doubly.bilevel import BarrierStep, Box, SignStep
 from doubly.bilevel.inner import StepRule
 from doubly.data.loader import batches
 from doubly.recipes import recipe
-from doubly.runs import train_run
-from doubly.runs.build import load_splits
 from doubly.schedules import Constant
+from doubly.training.loop import train_run
+from doubly.training.setup import load_splits
 
 EPSILON = 0.15
 RULES: dict[str, StepRule] = {
@@ -35,7 +35,7 @@ STRENGTHS = [1e-4, 1e-5, 1e-6]
 
 
 def gradient(model: nn.Module, batch: Batch, delta: Tensor, method: DONE) -> Tensor:
-    scalar = method.direction(model, batch, delta, {}, Moment()).scalar
+    scalar = method.direction(model, batch, delta, {}, TrainStep()).loss
     return torch.cat([g.flatten() for g in torch.autograd.grad(scalar, list(model.parameters()))])
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     for axis, (label, rule) in zip(axes, RULES.items(), strict=True):
         for strength in STRENGTHS:
             attack = replace(recipe("digits.done_pgd").method.attack, threat=LinfBall(EPSILON, strength), rule=rule)
-            delta = attack(model, batch.x, batch.y, Moment().generator("attack"))
+            delta = attack(model, batch.x, batch.y, TrainStep().generator("attack"))
             box: Box = attack.threat.around(batch.x)
             above, below = box.slacks(delta)
             interior = (torch.minimum(above, below) > 0.01 * EPSILON).float().mean().item()

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from doubly import AT, PGD, Images, Moment
+from doubly import AT, PGD, Images, TrainStep
 from doubly.bilevel import SignStep
 from doubly.data import CIFAR10, PadCropFlip
 from doubly.data.loader import batches
@@ -98,7 +98,7 @@ def main() -> None:
     batch = next(iter(batches(images, BATCH, 0, 0, augment=PadCropFlip(), channels_last=True)))
 
     def step() -> int:
-        method.objective(model, batch, {}, Moment(0, 0, 0.0, 0)).scalar.backward()
+        method.objective(model, batch, {}, TrainStep(0, 0, 0.0, 0)).loss.backward()
         return 1
 
     step()

@@ -36,7 +36,16 @@ def training(folder: Path, beginning: list[str], epochs: int, *more: str) -> Cal
     def seconds() -> float:
         output = folder / f"run-{time.monotonic_ns()}"
         words = ["train", "cifar10.small.at", "--set", "data.source=dataset.arrays", "--data-root", str(folder)]
-        words += ["--epochs", str(epochs), "--batch", str(BATCH), "--probe.every", "1000", "--probe.size", "20"]
+        words += [
+            "--epochs",
+            str(epochs),
+            "--batch",
+            str(BATCH),
+            "--validation.every",
+            "1000",
+            "--validation.size",
+            "20",
+        ]
         words += ["--threads", "1", "--device", "cpu", "--output", str(output), *more]
         done = subprocess.run([*beginning, *words], capture_output=True, text=True, timeout=600, check=False)
         rows = read_metrics(output / "metrics.jsonl")

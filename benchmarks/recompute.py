@@ -2,7 +2,7 @@
 
 The allocator is told to give memory back at once (MALLOC_MMAP_THRESHOLD_), or the peak would be its own.
 
-    python benchmarks/recompute.py [--model resnet18] [--batch 64] [--methods AT "DONE first_order"]
+    python benchmarks/recompute.py [--model resnet18] [--batch-size 64] [--methods AT "DONE first_order"]
 """
 
 import argparse
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from doubly import AT, DONE, PGD, Batch, Moment
+from doubly import AT, DONE, PGD, Batch, TrainStep
 from doubly.bilevel import SignStep
 from doubly.methods import FastBAT
 from doubly.models import MODELS
-from doubly.runs.recompute import recomputing
+from doubly.training.recompute import recomputing
 
 ATTACK = PGD(steps=1, rule=SignStep(2 / 255))  # the peak is one pass's, whatever the number of steps
 METHODS = {
@@ -44,8 +44,8 @@ def report_peak(name: str, label: str, batch: int, recompute: bool) -> None:
     def step(n: int) -> None:
         with recomputing(model) if recompute else nullcontext():
             given = Batch(x[:n], y[:n], torch.arange(n))
-            objective = METHODS[label].objective(model, given, {}, Moment(progress=0.7))
-        objective.scalar.backward()
+            objective = METHODS[label].objective(model, given, {}, TrainStep(progress=0.7))
+        objective.loss.backward()
 
     step(2)
     Path("/proc/self/clear_refs").write_text("5")

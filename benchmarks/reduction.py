@@ -20,18 +20,19 @@ from lines import Outcome, Settings, answer, medians, ratio
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from doubly import AT, DONE, PGD, Batch, Moment, parallel
+from doubly import AT, DONE, PGD, Batch, TrainStep
+from doubly.distributed import collectives as parallel
 from doubly.models import MODELS
 
 Update = Callable[[nn.Module, Batch, Tensor], None]
 
 
 def at(model: nn.Module, batch: Batch, delta: Tensor) -> None:
-    AT(lambda *given: delta).objective(model, batch, {}, Moment()).scalar.backward()  # type: ignore[no-untyped-call]
+    AT(lambda *given: delta).objective(model, batch, {}, TrainStep()).loss.backward()  # type: ignore[no-untyped-call]
 
 
 def done(model: nn.Module, batch: Batch, delta: Tensor) -> None:
-    DONE(cap=5.0).direction(model, batch, delta, {}, Moment(progress=0.9)).scalar.backward()  # type: ignore[no-untyped-call]
+    DONE(cap=5.0).direction(model, batch, delta, {}, TrainStep(progress=0.9)).loss.backward()  # type: ignore[no-untyped-call]
 
 
 UPDATES: dict[str, Update] = {"AT": at, "DONE exact": done}
@@ -47,7 +48,7 @@ def work(settings: Settings, name: str) -> dict[str, list[float]]:
     torch.manual_seed(dist.get_rank())
     x = torch.rand(count, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     batch = Batch(x, torch.randint(10, (count,)), torch.arange(count))
-    delta = PGD(steps=1)(model, batch.x, batch.y, Moment().generator("attack"))
+    delta = PGD(steps=1)(model, batch.x, batch.y, TrainStep().generator("attack"))
     wrapped = DistributedDataParallel(model, forward_sync_buffers=False)
     found: dict[str, list[float]] = {}
 

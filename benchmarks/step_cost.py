@@ -4,7 +4,7 @@ All contestants take turns within one run, so that a noisy machine disturbs them
 ratios of the rounds with the smallest and the largest. Passes are counted, not timed. Peak memory comes from a process
 of its own per contestant.
 
-    python benchmarks/step_cost.py [--models narrow_resnet resnet18] [--rounds 5] [--batch 128] [--steps 10]
+    python benchmarks/step_cost.py [--models narrow_resnet resnet18] [--rounds 5] [--batch-size 128] [--steps 10]
 """
 
 import argparse
@@ -19,11 +19,11 @@ from clock import peak_above, timed
 from lines import Line, Outcome, Seconds, Settings, answer, medians, ratio, shown, taking_turns
 from torch import Tensor, nn
 
-from doubly import AT, DONE, PGD, Batch, Moment
+from doubly import AT, DONE, PGD, Batch, TrainStep
 from doubly.attacks import attacked, forward
 from doubly.bilevel import SignStep
 from doubly.models import MODELS
-from doubly.runs.passes import counted
+from doubly.training.passes import counted
 from doubly.types import Method
 
 EPSILON, SIZE = 8 / 255, 2 / 255
@@ -100,7 +100,7 @@ def ours(label: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
     def step(steps: int) -> None:
         model.train()
-        made(steps).objective(model, batch, {}, Moment(progress=0.7)).scalar.backward()
+        made(steps).objective(model, batch, {}, TrainStep(progress=0.7)).loss.backward()
 
     return step
 

@@ -16,7 +16,8 @@ from functools import partial
 import torch
 from matplotlib.figure import Figure
 
-from doubly.bilevel import ConjugateGradient, Descent, GradientStep, RunningMean, Terms, cid, minimise
+from doubly.bilevel import ConjugateGradient, Descent, GradientStep, RunningMean, Terms, cid
+from doubly.bilevel import minimize as minimize
 
 torch.set_default_dtype(torch.float64)
 generator = torch.Generator().manual_seed(0)
@@ -34,7 +35,7 @@ def problem(theta, delta, batch):
 
 
 composition = RunningMean(lambda u: u[0] + (u[1] - u[0] ** 2) / (2 * r))
-one_call = partial(minimise, problem, data=(x, y), composition=composition, descent=Descent(GradientStep(2 / 3), 5))
+one_call = partial(minimize, problem, data=(x, y), composition=composition, descent=Descent(GradientStep(2 / 3), 5))
 
 
 def own_loop(theta, steps):
@@ -46,7 +47,7 @@ def own_loop(theta, steps):
         direction = cid(here, delta, composition, state, ConjugateGradient())
         state = direction.state
         optimizer.zero_grad()
-        direction.scalar.backward()
+        direction.loss.backward()
         optimizer.step()
     return theta.detach()
 
@@ -88,7 +89,7 @@ parser.add_argument("--output", help="write the picture here")
 file = parser.parse_args().output
 result = one_call(torch.ones(2), torch.zeros_like(x), optimizer=partial(torch.optim.SGD, lr=0.1), steps=200)
 star, half = answer(), answer(followers / (followers - 1) / 2)  # two followers show half of the variance
-print(f"minimise, all followers at once: {(result.theta - star).norm():.0e} from theta*")
+print(f"minimize, all followers at once: {(result.theta - star).norm():.0e} from theta*")
 print(f"own loop, all followers at once: {(own_loop(torch.ones(2), 200) - star).norm():.0e} from theta*")
 paths = {"CID": path(), "no implicit term": path(solve=None), "batch value for u (η = 1)": path(eta=lambda t: 1.0)}
 ends = [star, torch.zeros(2), half]

@@ -3,7 +3,7 @@
     python examples/convergence.py                  the numbers, at small size
     python examples/convergence.py --output docs    the full size: docs/images/convergence.png and its numbers
 
-With w = (theta, delta): minimise f(mean_i g_i) for g_i(w) = sqrt(1 + |w - z_i|^2) and f = log, where delta_i minimises
+With w = (theta, delta): minimize f(mean_i g_i) for g_i(w) = sqrt(1 + |w - z_i|^2) and f = log, where delta_i minimizes
 h_i = delta . (A delta / 2 - B theta - s_i). As g_i >= 1, f may go on linearly below 1; then f and all g_i are
 1-Lipschitz and 1-smooth. A quarter of the z_i are far away, so that small batches estimate f'(mean g) badly.
 """
@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doubly.bilevel import Descent, Diagonal, GradientStep, RunningMean, Step, Terms, minimise
+from doubly.bilevel import Descent, Diagonal, GradientStep, RunningMean, Step, Terms
+from doubly.bilevel import minimize as minimize
 
 SCALE = 16.0  # c of the step size beta = c / sqrt(T)
 FEW = 2  # samples in a small batch
@@ -127,14 +128,14 @@ def descend(
     theorem = {"solve": Diagonal(), "inner": problem.inner, "warm_start": False, "callback": record}
     optimizer, descent = partial(torch.optim.SGD, lr=step_size), Descent(GradientStep(problem.inner_step()), inner)
     zero, mean = torch.zeros(batch, len(theta), 3, dtype=theta.dtype), RunningMean(f, eta)
-    minimise(problem, theta, zero, data, optimizer=optimizer, steps=steps, composition=mean, descent=descent, **theorem)
+    minimize(problem, theta, zero, data, optimizer=optimizer, steps=steps, composition=mean, descent=descent, **theorem)
     return torch.stack(path), torch.stack(estimates)
 
 
 def slope(x: Tensor, y: list[float]) -> float:
     """Of the line of least squares through log y."""
-    centred = x.double() - x.double().mean()
-    return (centred @ torch.tensor(y, dtype=torch.float64).log() / (centred @ centred)).item()
+    centered = x.double() - x.double().mean()
+    return (centered @ torch.tensor(y, dtype=torch.float64).log() / (centered @ centered)).item()
 
 
 SETTINGS: dict[str, Callable[[int], tuple[int, float]]] = {  # batch size and eta, of T
@@ -215,7 +216,7 @@ def bias(problem: Distances, theta: Tensor, eta: float, chains: int, seed: int =
 
 
 def biases(problem: Distances, size: Size) -> Results:
-    """(bias, standard error) at the minimiser of F, for constant eta and for eta = T^(-1/4)."""
+    """(bias, standard error) at the minimizer of F, for constant eta and for eta = T^(-1/4)."""
     theta = start(1)
     for _ in range(200):
         theta = theta - 6 * problem.gradient(theta)
@@ -245,7 +246,7 @@ def show(found: Results) -> None:
     for part in found["tracking"]:
         last = part["error"][-1], part["bound"][-1]
         print("    η = {}  {:.2f}  {:.2e}  {:.2e}".format(part["eta"], part["closest"], *last))
-    print(f"(d) bias of the estimate at the minimiser, B = {FEW}")
+    print(f"(d) bias of the estimate at the minimizer, B = {FEW}")
     for name, sizes in found["biases"].items():
         for key, (size, error) in sizes.items():
             print(f"    {name} = {key:6}  {size:.4f} ± {error:.4f}")
@@ -257,29 +258,29 @@ def draw(found: Results, path: Path) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    blue, orange, green, grey = "#0072B2", "#D55E00", "#009E73", "#555555"
+    blue, orange, green, gray = "#0072B2", "#D55E00", "#009E73", "#555555"
     figure, ((rate, floor), (track, biased)) = plt.subplots(2, 2, figsize=(10, 7.6), layout="constrained")
     part = found["rates"]
-    for (name, colour), marker in zip(zip(SETTINGS, (blue, green, orange), strict=True), "os^", strict=True):
+    for (name, color), marker in zip(zip(SETTINGS, (blue, green, orange), strict=True), "os^", strict=True):
         label = f"{name.replace('T^(-1/4)', '$T^{-1/4}$')}: slope {part[name]['slope']:.2f}"
-        rate.errorbar(part["T"], part[name]["average"], part[name]["error"], color=colour, marker=marker, label=label)
+        rate.errorbar(part["T"], part[name]["average"], part[name]["error"], color=color, marker=marker, label=label)
     first = part[next(iter(SETTINGS))]["average"][0]
     line = [first * 0.6 * (horizon / part["T"][0]) ** -0.5 for horizon in part["T"]]
-    rate.loglog(part["T"], line, "--", color=grey, label="slope -1/2")
+    rate.loglog(part["T"], line, "--", color=gray, label="slope -1/2")
     rate.set(title="(a) Theorem 1: convergence", xlabel="steps $T$, with β = 16/√T")
     rate.set(ylabel="average over the run of $|\\nabla F|^2$", ylim=(1e-4, 1e-2))
 
     part = found["floors"]
-    floor.semilogy(part["K"], part["bound"], "--", color=grey, label=f"bound: {part['bound_rate']:.2f} per step")
+    floor.semilogy(part["K"], part["bound"], "--", color=gray, label=f"bound: {part['bound_rate']:.2f} per step")
     square = [part["floor"][0] * part["bound_rate"] ** (2 * steps) for steps in part["K"]]
     floor.semilogy(part["K"], square, ":", color=orange, label="$(1-\\alpha\\mu)^{2K}$ from the first point")
     floor.semilogy(part["K"], part["floor"], "o-", color=blue, label=f"measured: {part['rate']:.2f} per step")
     floor.set(title="(b) Theorem 1: floor", xlabel="inner steps $K$", ylabel="$|\\nabla F|^2$ where the run ends")
 
-    for part, colour in zip(found["tracking"], (blue, green), strict=True):
+    for part, color in zip(found["tracking"], (blue, green), strict=True):
         steps = range(1, len(part["error"]) + 1)
-        track.loglog(steps, part["error"], color=colour, label=f"η = {part['eta']:g}: measured")
-        track.loglog(steps, part["bound"], "--", color=colour, label=f"η = {part['eta']:g}: bound")
+        track.loglog(steps, part["error"], color=color, label=f"η = {part['eta']:g}: measured")
+        track.loglog(steps, part["bound"], "--", color=color, label=f"η = {part['eta']:g}: bound")
     track.set(title="(c) Lemma 2: tracking, B = 32", xlabel="step $t$")
     track.set_ylabel("$E\\,|u_{t+1} - g(\\theta_t, \\delta_t^K)|^2$")
 
@@ -291,7 +292,7 @@ def draw(found: Results, path: Path) -> None:
     sizes, errors = zip(*part["T"].values(), strict=True)
     biased.errorbar(horizons, sizes, [2 * e for e in errors], color=green, marker="s", label="η = $T^{-1/4}$")
     biased.set(title="(d) Bias of the estimate, B = 2", xlabel="steps $T$", xscale="log", yscale="log")
-    biased.set_ylabel("|E[estimate] - $\\nabla F$| at the minimiser")
+    biased.set_ylabel("|E[estimate] - $\\nabla F$| at the minimizer")
     for axis in figure.axes:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)

@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from doubly.bilevel import ConjugateGradient, Descent, LogMeanExp, MomentumStep, RunningMean, Terms, minimise
+from doubly.bilevel import ConjugateGradient, Descent, LogMeanExp, MomentumStep, RunningMean, Terms
+from doubly.bilevel import minimize as minimize
 
 torch.set_default_dtype(torch.float64)
 classes, seeds = torch.arange(10), range(5)
@@ -51,7 +52,7 @@ def tuned(composition, training, validation):
     levels = {"shared": True, "inner": training_loss, "composition": composition}
     solvers = {"descent": Descent(MomentumStep(0.5), steps=20), "solve": ConjugateGradient(60, tolerance=1e-2)}
     outer = {"optimizer": partial(torch.optim.Adam, lr=0.2), "step_size": lambda t: 0.2 * (1 - t / 40), "steps": 40}
-    result = minimise(problem, theta, torch.zeros(17, 10), (training, validation), **levels, **solvers, **outer)
+    result = minimize(problem, theta, torch.zeros(17, 10), (training, validation), **levels, **solvers, **outer)
     return result.delta, (10 * theta["class"].softmax(0)).tolist()
 
 
@@ -65,9 +66,9 @@ def draw(found, file):
     figure = Figure(figsize=(7.2, 5), layout="constrained")
     axes = figure.subplots(2, sharex=True)
     for axis, column, label in zip(axes, (0, 2), ("test loss", "weight in training"), strict=True):
-        for place, (name, colour) in enumerate([("mean", "#E69F00"), ("KL-DRO", "#0072B2")]):
+        for place, (name, color) in enumerate([("mean", "#E69F00"), ("KL-DRO", "#0072B2")]):
             values = np.array([run[column] for run in found[name]])
-            axis.bar(classes - 0.2 + 0.4 * place, values.mean(0), 0.38, color=colour, label=f"tuned for {name}")
+            axis.bar(classes - 0.2 + 0.4 * place, values.mean(0), 0.38, color=color, label=f"tuned for {name}")
             axis.plot(classes - 0.2 + 0.4 * place, values.T, "k.", markersize=4)
         axis.set_ylabel(label)
     axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2, frameon=False)

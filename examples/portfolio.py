@@ -2,11 +2,11 @@
 
     x_i      state of the market in month i: three numbers and a 1; r_i: the returns of five assets, in percent
     theta    coefficients of a forecast of the returns, x_i.theta
-    delta_i  the portfolio: minimises h_i = delta.Q.delta / 2 - delta.(x_i.theta) over weights >= 0 that sum to 1
+    delta_i  the portfolio: minimizes h_i = delta.Q.delta / 2 - delta.(x_i.theta) over weights >= 0 that sum to 1
     g_i      -delta_i.r_i, what the month lost
     f        CVaR: the mean over the worst share of the months; a share of 1 is the plain mean
 
-The usual way fits the forecast to the returns and optimises afterwards. The data are drawn: the last asset earns 1.6 %
+The usual way fits the forecast to the returns and optimizes afterwards. The data are drawn: the last asset earns 1.6 %
 in an ordinary month and loses 13.4 % in a crash, which is likelier where x_3 is large.
 
     python examples/portfolio.py [--output picture.png]
@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from doubly.bilevel import CVaR, Descent, Direct, GradientStep, Simplex, Terms, cid, minimise, projected_descent
+from doubly.bilevel import CVaR, Descent, Direct, GradientStep, Simplex, Terms, cid, projected_descent
+from doubly.bilevel import minimize as minimize
 
 torch.set_default_dtype(torch.float64)
 assets = {"cash": "#BBBBBB", "stock 1": "#56B4E9", "stock 2": "#0072B2", "stock 3": "#009E73", "carry": "#D55E00"}
@@ -50,13 +51,13 @@ def learned(theta, history, share):
     levels = {"constraint": Simplex(), "composition": CVaR(share, eta=0.5), "descent": Descent(GradientStep(0.5), 10)}
     outer = {"optimizer": partial(torch.optim.Adam, lr=0.15), "step_size": lambda t: 0.15 * (1 - t / 60), "steps": 60}
     start = portfolios(theta, history)
-    return minimise(problem, theta.clone(), start, history, batch_size=100, **levels, **outer).theta
+    return minimize(problem, theta.clone(), start, history, batch_size=100, **levels, **outer).theta
 
 
 def slope_of_raising_all(theta, history, constraint):
     """How F changes if all forecasts rise alike, for each x. Not at all: the weights sum to 1, no portfolio changes."""
     delta, theta = portfolios(theta, history), theta.clone().requires_grad_()
-    cid(partial(problem, theta, batch=history), delta, CVaR(0.5), {}, Direct(), constraint=constraint).scalar.backward()
+    cid(partial(problem, theta, batch=history), delta, CVaR(0.5), {}, Direct(), constraint=constraint).loss.backward()
     return theta.grad.sum(1).norm()
 
 
@@ -69,8 +70,8 @@ def draw(found, file):
     left.legend(title="forecast taught by")
     names, below = [label.replace(" ", "\n", 1) for label in found], np.zeros(4)
     means = np.array([[run[3] for run in runs] for runs in found.values()]).mean(1)
-    for (asset, colour), share in zip(assets.items(), means.T, strict=True):
-        right.bar(names, share, bottom=below, color=colour, edgecolor="white", label=asset)
+    for (asset, color), share in zip(assets.items(), means.T, strict=True):
+        right.bar(names, share, bottom=below, color=color, edgecolor="white", label=asset)
         below += share
     right.set(ylabel="mean portfolio", ylim=(0, 1))
     right.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False)

@@ -15,7 +15,7 @@ from doubly.data.holdout import holdout
 
 @dataclass(frozen=True)
 class PixelTable:
-    """A CSV file with one grey image per line, row by row, and its label at the end."""
+    """A CSV file with one gray image per line, row by row, and its label at the end."""
 
     file: str = "digits.csv.gz"
     """inside the data root"""

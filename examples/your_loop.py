@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from doubly import DONE, PGD, Batch, LinfBall, Moment, evaluate
+from doubly import DONE, PGD, Batch, LinfBall, TrainStep, evaluate
 
 torch.manual_seed(0)
 images, labels = load_digits(return_X_y=True)
@@ -24,13 +24,13 @@ for epoch in range(epochs):
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * (1 - progress)
         # line three, where `loss = cross_entropy(model(images), labels)` stood:
-        objective = method.objective(model, Batch(images, labels, ids), state, Moment(epoch, step, progress))
-        loss, state = objective.scalar, objective.state
+        objective = method.objective(model, Batch(images, labels, ids), state, TrainStep(epoch, step, progress))
+        loss, state = objective.loss, objective.state
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     if epoch % 10 == 9:
-        print(f"epoch {epoch + 1}: loss {objective.losses.mean():.3f}, largest weight {objective.weights.max():.2f}")
+        print(f"epoch {epoch + 1}: loss {objective.sample_losses.mean():.3f}, largest weight {objective.weights.max():.2f}")
 
 result = evaluate(model, (x[1400:], y[1400:]), LinfBall(0.1))
 print(f"accuracy {result.sa:.1%}, under attack {result.ra_pgd:.1%}, weakest classes {result.ra_tail_30:.1%}")

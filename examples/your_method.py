@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from doubly import PGD, Batch, LinfBall, Moment, Objective, evaluate, train
+from doubly import PGD, Batch, LinfBall, Objective, TrainStep, evaluate, train
 from doubly.types import Attack, State
 
 
@@ -28,7 +28,7 @@ class SmoothedAT:
         """Class probabilities to draw by; None takes every image once."""
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+    def objective(self, model: nn.Module, batch: Batch, state: State, moment: TrainStep) -> Objective:
         delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
         logits = model(batch.x + delta)
         losses = F.cross_entropy(logits, batch.y, reduction="none", label_smoothing=self.smoothing)

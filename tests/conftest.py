@@ -45,8 +45,8 @@ class Inline:
 @pytest.fixture(scope="module")
 def inline():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("doubly.runs.pool.ProcessPoolExecutor", Inline)
-        patch.setattr("doubly.runs.pool.cores", lambda: 1)
+        patch.setattr("doubly.jobs.pool.ProcessPoolExecutor", Inline)
+        patch.setattr("doubly.jobs.pool.cores", lambda: 1)
         yield
 
 

@@ -21,7 +21,7 @@ def test_good_input_passes():
     ("x", "y", "sentence"),
     [
         ((255 * X).to(torch.uint8), Y, "divide uint8 images by 255"),
-        (255 * X, Y, r"\[0,1\].*normalisation"),
+        (255 * X, Y, r"\[0,1\].*normalization"),
         (X - 0.5, Y, r"\[0,1\]"),
         (X.index_fill(0, torch.tensor(1), float("nan")), Y, r"\[0,1\]"),
         (X, Y.float(), "4 whole numbers"),

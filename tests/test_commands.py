@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 # What makes a command cheap: the words that it begins with -> what is added to it. The longest beginning counts, and of
 # a flag that is given twice the last.
-TINY = "--epochs 1 --method.attack.steps 1 --probe.attack.steps 1 --probe.size 20 --threads 1 --device cpu"
+TINY = "--epochs 1 --method.attack.steps 1 --validation.attack.steps 1 --validation.size 20 --threads 1 --device cpu"
 CHEAP = {
     "train": TINY,
     "train cifar10.at": f"{TINY} --set model=model.small_cnn",  # a ResNet-18
@@ -43,8 +43,8 @@ CHEAP = {
 }
 READ_RUNS = {"evaluate", "compare", "report", "export", "watch"}  # verbs whose arguments runs/NAME must be there before
 INSTEAD = {  # hours: the function -> the results that stand in for it. tests/recipes runs the studies, small.
-    "doubly.recipes.digits_study.study": "digits.json",
-    "doubly.recipes.digits_comparison.comparison": "digits_comparison.json",
+    "doubly.studies.digits_study.study": "digits.json",
+    "doubly.studies.digits_comparison.comparison": "digits_comparison.json",
 }
 ELSEWHERE = {  # commands that are not doubly's, and where they are run
     "make check": "by .ci/run",

@@ -16,9 +16,9 @@ from doubly.bilevel import (
     RunningMean,
     Terms,
     WholeSpace,
-    minimise,
     projected_descent,
 )
+from doubly.bilevel import minimize as minimize
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "convergence.py"))
 
@@ -82,7 +82,7 @@ def test_the_problem_is_kl_dro_of_the_logarithms(problem):
 
     theta = EXAMPLE["start"](1)
     zeros = torch.zeros(4, 1, 3, dtype=torch.float64)
-    minimise(
+    minimize(
         losses,
         theta,
         zeros,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from doubly.attacks import FGSM, PGD
+from doubly.config.serialize import from_json, replaced, to_json
 from doubly.errors import UsageError
 from doubly.losses import (
     LOSSES,
@@ -17,7 +18,6 @@ from doubly.losses import (
     probability_margin,
 )
 from doubly.methods import AT, DONE, Standard
-from doubly.runs.saved_config import from_json, replaced, to_json
 
 LOGITS = [[2.0, 0.0, -1.0], [0.5, 0.5, 3.0], [-1.0, 4.0, 4.5]]
 LABELS = [0, 2, 1]

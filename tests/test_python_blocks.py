@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from doubly import AT, DONE, PGD, Batch, LinfBall, Moment
+from doubly import AT, DONE, PGD, Batch, LinfBall, TrainStep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -31,7 +31,7 @@ def context():
         "y_test": y[30:],
         "dataset": list(zip(x, y.tolist(), strict=True)),
     }
-    ours = {"Batch": Batch, "Moment": Moment, "DONE": DONE, "PGD": PGD, "LinfBall": LinfBall}
+    ours = {"Batch": Batch, "TrainStep": TrainStep, "DONE": DONE, "PGD": PGD, "LinfBall": LinfBall}
     method = AT(PGD(LinfBall(0.1), steps=1))
     return images | ours | {"model": model, "network": model, "method": method, "epoch": 0, "step": 0, "progress": 0.0}
 

@@ -70,7 +70,7 @@ def test_read_json_names_the_file(tmp_path, content):
 
 def test_metrics_come_back_as_written(tmp_path):
     run = RunDir(tmp_path)
-    rows = [{"epoch": 0, "loss": 1 / 3}, {"epoch": 1, "loss": 0.1, "probe": {"sa": 0.5}}]
+    rows = [{"epoch": 0, "loss": 1 / 3}, {"epoch": 1, "loss": 0.1, "validation": {"sa": 0.5}}]
     assert read_metrics(run.metrics) == []
     for row in rows:
         append_metrics(run, row)

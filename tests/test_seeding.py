@@ -3,7 +3,7 @@ import itertools
 import torch
 
 from doubly.seeding import derived_seed, generator, global_generators
-from doubly.types import Moment
+from doubly.types import TrainStep
 
 
 def test_seeds_are_the_same_for_ever():
@@ -21,14 +21,14 @@ def test_a_seed_fits_torch():
     assert all(0 <= derived_seed(s, 0, 0, "x") < 2**63 for s in range(200))
 
 
-def test_equal_keys_give_equal_draws_and_neighbours_unrelated_ones():
+def test_equal_keys_give_equal_draws_and_neighbors_unrelated_ones():
     draws = [torch.randn(2000, generator=generator(0, 0, step, "attack")) for step in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
     assert abs(torch.corrcoef(torch.stack(draws[1:]))[0, 1]) < 0.1
 
 
 def test_a_moment_hands_out_the_generator_of_its_step():
-    moment = Moment(epoch=2, step=5, progress=0.1, seed=3)
+    moment = TrainStep(epoch=2, step=5, progress=0.1, seed=3)
     expected = torch.rand(4, generator=generator(3, 2, 5, "attack"))
     assert torch.equal(torch.rand(4, generator=moment.generator("attack")), expected)
     assert torch.equal(torch.rand(4, generator=moment.generator("attack")), expected)

@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     from doubly.attacks import FGSM, PGD
     from doubly.attacks.autoattack import AutoAttack
     from doubly.bilevel import SignStep
+    from doubly.bridges.tensorboard import TensorBoard
     from doubly.data import Images
     from doubly.errors import UsageError
+    from doubly.evaluation.api import evaluate
     from doubly.evaluation.result import EvalResult
     from doubly.methods import AT, DONE, Standard
-    from doubly.runs import evaluate, train
-    from doubly.runs.tensorboard import TensorBoard
     from doubly.threat import L2Ball, LinfBall
-    from doubly.types import Batch, Moment, Objective
+    from doubly.training.api import train
+    from doubly.types import Batch, Objective, TrainStep
 
 
 _WHERE = {
@@ -33,14 +34,14 @@ _WHERE = {
     "Images": "data",
     "L2Ball": "threat",
     "LinfBall": "threat",
-    "Moment": "types",
+    "TrainStep": "types",
     "Objective": "types",
     "SignStep": "bilevel",
     "Standard": "methods",
-    "TensorBoard": "runs.tensorboard",
+    "TensorBoard": "bridges.tensorboard",
     "UsageError": "errors",
-    "evaluate": "runs",
-    "train": "runs",
+    "evaluate": "evaluation.api",
+    "train": "training.api",
 }
 
 __all__ = [
@@ -54,11 +55,11 @@ __all__ = [
     "Images",
     "L2Ball",
     "LinfBall",
-    "Moment",
     "Objective",
     "SignStep",
     "Standard",
     "TensorBoard",
+    "TrainStep",
     "UsageError",
     "__version__",
     "evaluate",

@@ -24,7 +24,7 @@ def check_images(x: Tensor, y: Tensor) -> None:
     low, high = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
     if not (low >= 0 and high <= 1):
         raise UsageError(
-            f"images must lie in [0,1], got values from {low:.4g} to {high:.4g}: leave normalisation to the model's "
+            f"images must lie in [0,1], got values from {low:.4g} to {high:.4g}: leave normalization to the model's "
             "first layer (doubly.models.Normalize)"
         )
 

@@ -9,7 +9,7 @@ import torch
 
 
 def derived_seed(seed: int, epoch: int, step: int, purpose: str) -> int:
-    """63 bits of a hash: neighbouring seeds and steps give unrelated streams."""
+    """63 bits of a hash: neighboring seeds and steps give unrelated streams."""
     key = f"{seed}/{epoch}/{step}/{purpose}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
@@ -21,7 +21,7 @@ def generator(seed: int, epoch: int, step: int, purpose: str) -> torch.Generator
 
 @contextmanager
 def global_generators(seed: int) -> Iterator[None]:
-    """Seed torch's global generators (dropout, default initialisers) inside, and put the caller's back after."""
+    """Seed torch's global generators (dropout, default initializers) inside, and put the caller's back after."""
     with forked():
         torch.manual_seed(seed)
         yield

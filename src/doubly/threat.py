@@ -34,7 +34,7 @@ class LinfBall:
     def __post_init__(self) -> None:
         if not 0 < self.radius <= 1:
             raise UsageError(
-                f"epsilon must lie in (0, 1], got {self.radius:g}: images are in [0,1], so 8 grey levels are 8/255"
+                f"epsilon must lie in (0, 1], got {self.radius:g}: images are in [0,1], so 8 gray levels are 8/255"
             )
         if not self.barrier > 0:
             raise UsageError(f"the strength of the barrier must be positive, got {self.barrier:g}")

@@ -21,17 +21,17 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """What a method makes of a batch: `scalar.backward()` gives the update direction, the rest is for the record."""
+    """What a method makes of a batch: `loss.backward()` gives the update direction, the rest is for the record."""
 
-    scalar: Tensor  # ()
-    losses: Tensor  # (B,) detached
+    loss: Tensor  # ()
+    sample_losses: Tensor  # (B,) detached
     weights: Tensor  # (B,) detached; 1 everywhere for plain averages
     logits: Tensor  # (B, classes) detached
     state: State
     record: dict[str, Tensor] = field(default_factory=dict)  # further numbers, each (), averaged into the epoch's line
 
 
-class Moment(NamedTuple):
+class TrainStep(NamedTuple):
     """Where training stands, and the randomness that belongs to this step."""
 
     epoch: int = 0
@@ -58,7 +58,7 @@ class Method(Protocol):
         """What it remembers before the first batch. `counts`: training images per class, for methods that need them."""
         ...
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective: ...
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective: ...
 
     def sampling(self, state: State) -> Tensor | None:
         """Class probabilities for the loader (class-level online learning), or None for one pass over the data."""

@@ -6,7 +6,7 @@ from doubly.attacks import FGSM, NFGSM, PGD, attacked, fast
 from doubly.attacks.forward import FewShapes, Plain, WholeBatch, can_compile, compiled, twin
 from doubly.methods import AWP, DONE, FastATGA, FastBAT
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 
 def network(seed=0):
@@ -240,10 +240,10 @@ def test_every_attack_asks_the_twin_and_finds_the_same(kind, passes, mode):
 
 def once(x, model):
     """A twin whose second derivatives are gone, as those of compiled networks are."""
-    return Once.apply(x, model)
+    return CachedAttack.apply(x, model)
 
 
-class Once(torch.autograd.Function):
+class CachedAttack(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, model):
         with torch.enable_grad():
@@ -280,7 +280,7 @@ def test_what_is_differentiated_twice_never_asks_the_twin(method, passes):
             return once(x, model)
 
         with fast(model, {"eval": forward, "train": forward} if quick else {}):
-            scalar = method.objective(model, batch, method.init(), Moment()).scalar
+            scalar = method.objective(model, batch, method.init(), TrainStep()).loss
         scalar.backward()
         found.append([p.grad for p in model.parameters()])
     assert asked == [9] * passes

@@ -18,7 +18,7 @@ def setting():
 
 def test_delta_is_the_noise_plus_one_sign_step_and_leaves_the_ball(monkeypatch):
     drawn = torch.rand(6, 1, 2, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    monkeypatch.setattr("doubly.parallel.uniform", lambda like, generator: drawn)
+    monkeypatch.setattr("doubly.distributed.collectives.uniform", lambda like, generator: drawn)
     model, x, y = setting()
     found = NFGSM(LinfBall(EPS))(model, x, y, torch.Generator())
     noise = 2 * EPS * (2 * drawn - 1)

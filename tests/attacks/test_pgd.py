@@ -212,7 +212,7 @@ def test_bad_input_is_refused_with_the_fix(model, batch):
     x, y = batch
     with pytest.raises(UsageError, match="divide uint8"):
         PGD()(model, (255 * x).to(torch.uint8), y, seeded())
-    with pytest.raises(UsageError, match="normalisation"):
+    with pytest.raises(UsageError, match="normalization"):
         PGD()(model, 2 * x, y, seeded())
     with pytest.raises(UsageError, match="classes"):
         PGD()(nn.Flatten(0), x, y, seeded())

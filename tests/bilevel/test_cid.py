@@ -18,9 +18,9 @@ from doubly.bilevel import (
     LogMeanExp,
     MeanVariance,
     Neumann,
-    NotSolved,
     RunningMean,
     Simplex,
+    SolverWarning,
     Terms,
     cid,
     projected_descent,
@@ -60,7 +60,7 @@ def loss(theta, delta, i):
 
 
 def gradient(direction, theta):
-    return torch.autograd.grad(direction.scalar, theta)[0]
+    return torch.autograd.grad(direction.loss, theta)[0]
 
 
 def problem(theta, outer=g, inner=h):
@@ -129,7 +129,7 @@ def test_a_zero_sum_problem_with_a_barrier_equals_the_dense_twin(dense_cid, full
     def exponential(theta, delta, i):
         return (loss(theta, delta, i) / 0.5).exp()
 
-    def penalised(theta, delta, i):
+    def penalized(theta, delta, i):
         barrier = -5.0 * ((1.5 - delta).log() + (delta + 2.0).log()).sum() + 0.15 * delta.square().sum()
         return barrier - loss(theta, delta, i)
 
@@ -140,7 +140,7 @@ def test_a_zero_sum_problem_with_a_barrier_equals_the_dense_twin(dense_cid, full
     solve = ConjugateGradient(30, 1e-14, inverse) if full else Diagonal(inverse)
     found = cid(problem(theta, loss, None), DELTA, LogMeanExp(0.5), {}, solve)
     expected = dense_cid(
-        exponential, penalised, THETA, DELTA, lambda u: 0.5 * u.log(), curvature=None if full else barrier_alone
+        exponential, penalized, THETA, DELTA, lambda u: 0.5 * u.log(), curvature=None if full else barrier_alone
     )
     assert torch.allclose(gradient(found, theta), expected, rtol=1e-8, atol=1e-8)
 
@@ -487,7 +487,7 @@ def test_an_indefinite_or_singular_hessian_is_named(inner):
     ):
         with_terms(per_sample, inner)
     with pytest.warns(
-        NotSolved, match=r"relative residual of .* inner has no positive curvature .*add curvature to inner"
+        SolverWarning, match=r"relative residual of .* inner has no positive curvature .*add curvature to inner"
     ):
         with_terms(per_sample, inner, solve=ConjugateGradient())
 
@@ -512,7 +512,7 @@ def test_an_indefinite_hessian_is_fine_where_the_constraint_holds_its_negative_d
 
 def test_a_diagonal_solve_on_a_sphere_warns_that_the_system_is_not_diagonal():
     limits = Ball(0.5)
-    with pytest.warns(NotSolved, match="not diagonal; use ConjugateGradient or Direct"):
+    with pytest.warns(SolverWarning, match="not diagonal; use ConjugateGradient or Direct"):
         with_terms(
             lambda theta, delta: (delta * DELTA).sum(1),
             lambda theta, delta: 0.5 * (delta - 3 * DELTA - 1).square().sum(1),

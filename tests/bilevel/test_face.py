@@ -1,4 +1,4 @@
-"""What every constraint promises: nearest points, and on its faces directions and multipliers that fit a minimiser."""
+"""What every constraint promises: nearest points, and on its faces directions and multipliers that fit a minimizer."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ each_constraint = pytest.mark.parametrize("limits", CONSTRAINTS.values(), ids=li
 
 
 def at_rest(limits, shape=(M, P)):
-    """The minimisers of half the squared distance to a target, and its slope there."""
+    """The minimizers of half the squared distance to a target, and its slope there."""
     target = 1.5 * normal(*shape, seed=2)
     delta = limits.project(target)
     return delta, delta - target

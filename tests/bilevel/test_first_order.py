@@ -37,7 +37,7 @@ def implicit_terms(model, damping=1.0, r=0.5, span=1e-4, dtype=torch.float64, li
     none = cid(problem, delta, rule, {})
     exact = cid(problem, delta, rule, {}, Diagonal(inverse))
     first = cid_first_order(problem, problem, delta, rule, {}, inverse, parameters, span=span, limit=limit)
-    none, exact, quick = (flat(torch.autograd.grad(d.scalar, parameters)) for d in (none, exact, first))
+    none, exact, quick = (flat(torch.autograd.grad(d.loss, parameters)) for d in (none, exact, first))
     return exact - none, quick - none
 
 
@@ -84,7 +84,7 @@ def test_values_weights_and_state_are_those_of_cid():
     )
     assert torch.equal(one.values, other.values) and torch.equal(one.cotangents, other.cotangents)
     assert torch.equal(one.state["nu"], other.state["nu"]) and other.aux == "aux"
-    assert torch.allclose(one.scalar, other.scalar)
+    assert torch.allclose(one.loss, other.loss)
 
 
 def test_a_scaled_scalar_scales_the_gradient_and_backward_adds_up():
@@ -96,7 +96,7 @@ def test_a_scaled_scalar_scales_the_gradient_and_backward_adds_up():
         return Terms(F.cross_entropy(model(x + delta), y, reduction="none"))
 
     def direction():
-        return cid_first_order(problem, problem, delta, LogMeanExp(), {}, inverse, model.parameters()).scalar
+        return cid_first_order(problem, problem, delta, LogMeanExp(), {}, inverse, model.parameters()).loss
 
     once = flat(torch.autograd.grad(direction(), list(model.parameters())))
     (3 * direction()).backward()
@@ -115,7 +115,7 @@ def test_frozen_and_unused_parameters_are_left_out():
 
     everything = [*model.parameters(), spare]
     inverse = box.inverse_curvature(delta, 1.0)
-    cid_first_order(problem, problem, delta, LogMeanExp(), {}, inverse, everything).scalar.backward()
+    cid_first_order(problem, problem, delta, LogMeanExp(), {}, inverse, everything).loss.backward()
     assert model[1].weight.grad is None and model[3].weight.grad.norm() > 0
     assert spare.grad is None or torch.equal(spare.grad, torch.zeros(2).double())
 
@@ -128,8 +128,8 @@ def test_a_zero_inverse_curvature_gives_the_weighted_gradient():
         return Terms(F.cross_entropy(model(x + delta), y, reduction="none"))
 
     parameters = list(model.parameters())
-    plain = cid(problem, delta, LogMeanExp(), {}).scalar
-    quick = cid_first_order(problem, problem, delta, LogMeanExp(), {}, torch.zeros_like(delta), parameters).scalar
+    plain = cid(problem, delta, LogMeanExp(), {}).loss
+    quick = cid_first_order(problem, problem, delta, LogMeanExp(), {}, torch.zeros_like(delta), parameters).loss
     expected, found = (flat(torch.autograd.grad(s, parameters)) for s in (plain, quick))
     assert torch.allclose(found, expected, rtol=1e-10)
 

@@ -164,7 +164,7 @@ def equal(found, wanted):
 
 
 def active_functions(constraint, delta, i):
-    """The vector of functions that are 0 on the face on which row i of the minimiser, delta, lies."""
+    """The vector of functions that are 0 on the face on which row i of the minimizer, delta, lies."""
     if isinstance(constraint, Simplex):
         return lambda d: torch.cat([(d.sum() - constraint.total)[None], d[equal(delta, 0.0)]])
     box = constraint if isinstance(constraint, Box) else getattr(constraint, "box", None) or Box(-torch.inf, torch.inf)
@@ -196,10 +196,10 @@ class NearestPoint(NamedTuple):
 
 
 @cache
-def minimiser(constraint, shared, inner=h, shift=(0.0, 0.0, 0.0)):
+def minimizer(constraint, shared, inner=h, shift=(0.0, 0.0, 0.0)):
     """At THETA, moved by `shift`; to about 1e-13."""
     theta, limits = THETA + numbers(*shift), CONSTRAINTS[constraint](shared)
-    start = minimiser(constraint, shared, inner) if any(shift) else torch.zeros(P if shared else (M, P)).double()
+    start = minimizer(constraint, shared, inner) if any(shift) else torch.zeros(P if shared else (M, P)).double()
     found = projected_descent(
         (lambda rows: inner(theta, rows[0]).mean()[None]) if shared else (lambda rows: inner(theta, rows)),
         start[None] if shared else start,
@@ -213,11 +213,11 @@ def minimiser(constraint, shared, inner=h, shift=(0.0, 0.0, 0.0)):
 
 @cache
 def differences(composition, constraint, shared, inner=h, size=1e-4):
-    """The gradient of F by central differences, each with its own inner minimisers."""
+    """The gradient of F by central differences, each with its own inner minimizers."""
     composed, _, outer = COMPOSITIONS[composition]
 
     def value(shift):
-        return composed.value(outer(THETA + shift, minimiser(constraint, shared, inner, tuple(shift.tolist()))))
+        return composed.value(outer(THETA + shift, minimizer(constraint, shared, inner, tuple(shift.tolist()))))
 
     return torch.stack([(value(s) - value(-s)) / (2 * size) for s in size * torch.eye(D, dtype=torch.float64)])
 
@@ -226,7 +226,7 @@ def estimate(composition, constraint, shared, solve, inner=h, limits=None, order
     """The gradient of `cid`, and its Direction; of the samples in another order, on request."""
     theta = THETA.clone().requires_grad_()
     composed, _, outer = COMPOSITIONS[composition]
-    delta = minimiser(constraint, shared, inner)
+    delta = minimizer(constraint, shared, inner)
     found = cid(
         lambda delta: Terms(outer(theta, delta, order), inner(theta, delta, order)),
         delta if shared else delta[order],
@@ -236,7 +236,7 @@ def estimate(composition, constraint, shared, solve, inner=h, limits=None, order
         constraint=limits,
         shared=shared,
     )
-    return torch.autograd.grad(found.scalar, theta)[0], found
+    return torch.autograd.grad(found.loss, theta)[0], found
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ def twin(dense_cid):
     @cache
     def gradient(composition, constraint, shared, inner):
         limits = CONSTRAINTS[constraint](shared)
-        delta = minimiser(constraint, shared, inner)
+        delta = minimizer(constraint, shared, inner)
         rows = delta[None] if shared else delta
         functions = [active_functions(limits, row, i) for i, row in enumerate(rows)]
         _, risk, outer = COMPOSITIONS[composition]
@@ -285,7 +285,7 @@ def test_the_gradient_is_that_of_the_dense_twin_and_of_f(twin, solver, compositi
 
 @pytest.mark.parametrize(("constraint", "shared"), BIND, ids=name)
 def test_the_constraints_bind_where_they_are_meant_to(constraint, shared):
-    delta, limits = minimiser(constraint, shared), CONSTRAINTS[constraint](shared)
+    delta, limits = minimizer(constraint, shared), CONSTRAINTS[constraint](shared)
     rows = delta[None] if shared else delta
     assert [len(active_functions(limits, row, i)(row)) for i, row in enumerate(rows)] == BIND[constraint, shared]
 
@@ -293,7 +293,7 @@ def test_the_constraints_bind_where_they_are_meant_to(constraint, shared):
 @pytest.mark.parametrize("composition", COMPOSITIONS, ids=name)
 def test_the_value_of_a_composition_is_the_risk_that_the_twin_differentiates(composition):
     composed, risk, outer = COMPOSITIONS[composition]
-    values = outer(THETA, minimiser("box", False))
+    values = outer(THETA, minimizer("box", False))
     assert torch.allclose(composed.value(values), risk(values), rtol=1e-12)
 
 
@@ -357,7 +357,7 @@ seeds = st.integers(0, 2**31)
 
 
 def through(best, inner, composition, solve, size, draw, limits=None, shared=False):
-    """F's gradient by autograd through the minimiser best(theta), and that of `cid`."""
+    """F's gradient by autograd through the minimizer best(theta), and that of `cid`."""
     samples, p, d = size
     composed, risk, _ = COMPOSITIONS[composition]
     b, c, theta = draw(samples, p), draw(samples, d), draw(d).requires_grad_()
@@ -376,7 +376,7 @@ def through(best, inner, composition, solve, size, draw, limits=None, shared=Fal
         constraint=limits,
         shared=shared,
     )
-    return expected, torch.autograd.grad(found.scalar, theta)[0]
+    return expected, torch.autograd.grad(found.loss, theta)[0]
 
 
 def drawing(seed):
@@ -458,7 +458,7 @@ def test_losses_a_million_times_r_give_no_nan(composition, dtype):
             return Terms(scale * shares / shares.max().detach(), 0.5 * (delta - a @ theta).square().sum(1))
 
         found = cid(terms, (a @ theta).detach(), composition, state, Direct())
-        gradient, state = torch.autograd.grad(found.scalar, theta)[0], found.state
+        gradient, state = torch.autograd.grad(found.loss, theta)[0], found.state
         assert found.values.max() / composition.r == pytest.approx(1e6 * scale, rel=1e-4)
         assert gradient.isfinite().all() and gradient.dtype is dtype
         assert composition.value(found.values).isfinite() and composition.value(found.values).dtype is dtype
@@ -468,7 +468,7 @@ def test_losses_a_million_times_r_give_no_nan(composition, dtype):
 @pytest.mark.parametrize("composition", [LogMeanExp(1e-6), ChiSquare(1e-6), CVaR(1e-6)], ids=repr)
 def test_at_a_million_times_r_the_gradient_is_that_of_the_worst_sample(composition):
     theta = THETA.clone().requires_grad_()
-    delta = minimiser("whole space", False)
+    delta = minimizer("whole space", False)
     found = cid(lambda delta: Terms(g(theta, delta), h(theta, delta)), delta, composition, {}, SOLVERS["direct"])
     top = int(found.values.argmax())
 
@@ -476,5 +476,5 @@ def test_at_a_million_times_r_the_gradient_is_that_of_the_worst_sample(compositi
         return Terms(g(theta, delta, [top]), h(theta, delta, [top]))
 
     worst = cid(alone, delta[[top]], RunningMean(), {}, SOLVERS["direct"])
-    gradients = [torch.autograd.grad(direction.scalar, theta)[0] for direction in (found, worst)]
+    gradients = [torch.autograd.grad(direction.loss, theta)[0] for direction in (found, worst)]
     assert torch.allclose(*gradients, rtol=1e-9)

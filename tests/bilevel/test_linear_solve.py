@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from doubly.bilevel import ConjugateGradient, Diagonal, Direct, Neumann, NotSolved
+from doubly.bilevel import ConjugateGradient, Diagonal, Direct, Neumann, SolverWarning
 
 
 def spd(count, size, seed=0, lowest=0.5):
@@ -78,7 +78,7 @@ def test_no_positive_curvature_gives_zero_and_says_which_argument_lacks_it(slope
     remedy = (
         r"residual of 1.0e\+00 .*in 2 of 3 systems: inner has no positive curvature .* in 2 of them; .*add curvature"
     )
-    with pytest.warns(NotSolved, match=remedy):
+    with pytest.warns(SolverWarning, match=remedy):
         v, residual = ConjugateGradient()(lambda v: scale * v, b)
     assert torch.equal(v[[0, 2]], torch.zeros_like(b[[0, 2]])) and torch.allclose(v[1], b[1] / 2)
     assert torch.equal(residual[[0, 2]], torch.ones(2, dtype=torch.float64)) and residual[1] < 1e-15
@@ -87,7 +87,7 @@ def test_no_positive_curvature_gives_zero_and_says_which_argument_lacks_it(slope
 def test_negative_curvature_that_shows_late_keeps_the_steps_before_it():
     diagonal = torch.tensor([[4.0, 3.0, 2.0, -1e-2]], dtype=torch.float64)
     b = torch.tensor([[1.0, 1.0, 1.0, 1e-3]], dtype=torch.float64)
-    with pytest.warns(NotSolved, match="no positive curvature"):
+    with pytest.warns(SolverWarning, match="no positive curvature"):
         v, residual = ConjugateGradient(50, 1e-12)(lambda v: diagonal * v, b)
     assert v.isfinite().all() and torch.allclose(v[:, :3], b[:, :3] / diagonal[:, :3], atol=0.05)
     assert 0 < residual.item() < 1
@@ -118,7 +118,7 @@ def test_neumann_converges_to_the_solution():
 @pytest.mark.parametrize(("size", "terms"), [(0.1, 3), (3.0, 10)])
 def test_neumann_warns_when_it_was_cut_short_or_diverged(size, terms):
     A, b = spd(3, 5), rhs(3, 5)
-    with pytest.warns(NotSolved, match="in 3 of 3 systems: take more terms, or a smaller size; inner must"):
+    with pytest.warns(SolverWarning, match="in 3 of 3 systems: take more terms, or a smaller size; inner must"):
         residual = Neumann(size, terms)(product(A), b).residual
     assert (residual > 1).all() if size > 1 else (residual < 1).all()
 
@@ -186,7 +186,7 @@ def test_diagonal_warns_where_the_hessian_is_not_diagonal_and_names_it():
     A, b = spd(3, 4), rhs(3, 4)
     A[1] = torch.eye(4, dtype=torch.float64)
     with pytest.warns(
-        NotSolved, match="in 2 of 3 systems: the Hessian of inner is .*not diagonal; use ConjugateGradient"
+        SolverWarning, match="in 2 of 3 systems: the Hessian of inner is .*not diagonal; use ConjugateGradient"
     ):
         Diagonal()(product(A), b)
 
@@ -238,7 +238,7 @@ UNCONVERGED = [ConjugateGradient(2), ConjugateGradient(2, preconditioner=lambda 
 @pytest.mark.parametrize("solve", UNCONVERGED, ids=lambda solve: type(solve).__name__)
 def test_the_residual_reported_is_that_of_the_answer(solve):
     A, b = spd(3, 6, lowest=0.1), torch.cat([rhs(2, 6), 1e3 * rhs(1, 6, seed=8)])
-    with pytest.warns(NotSolved) as caught:
+    with pytest.warns(SolverWarning) as caught:
         v, residual = solve(product(A), b)
     expected = (b - product(A)(v)).norm(dim=1) / b.norm(dim=1)
     assert torch.allclose(residual, expected, rtol=1e-10) and residual.min() > 1e-3
@@ -247,7 +247,7 @@ def test_the_residual_reported_is_that_of_the_answer(solve):
 
 def test_the_residual_with_a_diagonal_is_that_of_the_whole_system_in_its_metric():
     A, b, inverse = spd(2, 5), rhs(2, 5), 0.1 + rhs(2, 5, seed=7).abs()
-    with pytest.warns(NotSolved, match="allow more iterations, or give a preconditioner"):
+    with pytest.warns(SolverWarning, match="allow more iterations, or give a preconditioner"):
         v, residual = ConjugateGradient(1, 1e-6, inverse)(product(A), b)
     left = inverse.sqrt() * (b - product(A)(v) - v / inverse)
     assert torch.allclose(residual, left.norm(dim=1) / (inverse.sqrt() * b).norm(dim=1), rtol=1e-10)
@@ -281,7 +281,7 @@ def test_without_a_tolerance_negative_curvature_is_no_warning_either():
 
 
 def test_a_residual_that_is_not_a_number_is_missed():
-    with pytest.warns(NotSolved, match="in 2 of 2 systems"):
+    with pytest.warns(SolverWarning, match="in 2 of 2 systems"):
         Neumann()(lambda v: v * torch.nan, rhs(2, 3))
 
 
@@ -290,20 +290,20 @@ def test_the_residual_reported_in_single_precision_is_that_of_the_answer():
     A = ((basis * torch.logspace(0, -4, 30, dtype=torch.float64)) @ basis.mT).float()
     b = rhs(5, 30, seed=9).float()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotSolved)  # whether it is solved is not the question
+        warnings.simplefilter("ignore", SolverWarning)  # whether it is solved is not the question
         v, residual = ConjugateGradient(400, 1e-5)(product(A), b)
     left = (b.double() - product(A.double())(v.double())).norm(dim=1) / b.double().norm(dim=1)
     assert (left <= 2 * residual.double()).all()
 
 
 def test_diagonal_finds_negative_curvature_too():
-    with pytest.warns(NotSolved, match="inner has no positive curvature"):
+    with pytest.warns(SolverWarning, match="inner has no positive curvature"):
         Diagonal()(lambda v: -2 * v, rhs(2, 3))
 
 
 def test_a_singular_system_keeps_the_best_iterate_and_warns():
     matrix, b = torch.diag(torch.tensor([2.0, 0.0], dtype=torch.float64)), rows_of([[1e-3, 1.0]])
-    with pytest.warns(NotSolved):
+    with pytest.warns(SolverWarning):
         v, residual = ConjugateGradient()(lambda v: v @ matrix, b)
     assert v.norm() <= 1e6 and residual.item() <= 1
 

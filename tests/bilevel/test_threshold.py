@@ -140,7 +140,7 @@ def test_mean_variance_is_its_formula_and_chi_square_with_no_bound_on_the_weight
     best = 1 + (plain - plain.mean()) / r
     lost = 1e-15 * abs(offset)
     assert torch.allclose(weights, best, rtol=1e-12, atol=1e-12 + 10 * lost / r)
-    primal = (best * plain).mean() - penalty(best, r)  # of the one maximiser over w of mean 1, of either sign
+    primal = (best * plain).mean() - penalty(best, r)  # of the one maximizer over w of mean 1, of either sign
     assert rule.value(moved).item() == pytest.approx((primal + offset).item(), abs=1e-9 + 100 * lost / r)
     assert weights.mean().item() == pytest.approx(1, abs=1e-12 + 10 * lost / r)
 
@@ -223,7 +223,7 @@ def test_mean_variance_is_a_running_mean_of_two_moments(eta):
         one = cid(problem, delta, MeanVariance(r, eta), special, solve)
         f = RunningMean(lambda u: u[0] + (u[1] - u[0] ** 2) / (2 * r), eta)
         other = cid(lambda d, problem=problem: problem(d, width=2), delta, f, general, solve)
-        found, expected = (torch.autograd.grad(d.scalar, theta)[0] for d in (one, other))
+        found, expected = (torch.autograd.grad(d.loss, theta)[0] for d in (one, other))
         assert torch.allclose(found, expected, rtol=1e-10)
         special, general = one.state, other.state
         assert torch.allclose(special["u"], general["u"], rtol=1e-14)

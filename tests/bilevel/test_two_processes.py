@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from doubly import parallel
 from doubly.bilevel import (
     Box,
     ChiSquare,
@@ -23,8 +22,9 @@ from doubly.bilevel import (
     MeanVariance,
     RunningMean,
     Terms,
-    minimise,
 )
+from doubly.bilevel import minimize as minimize
+from doubly.distributed import collectives as parallel
 
 N, D, P, STEPS = 12, 3, 2, 4
 
@@ -75,7 +75,7 @@ def run(problem=problem, **options):
     """theta, delta, u and the state as plain tensors, with the columns of the history that all processes share."""
     theta = {"a": START.clone(), "b": torch.tensor(0.3).double()}
     delta = 0.1 * normal(D, seed=4) if options["shared"] else 0.1 * normal(N, D, seed=4)
-    found = minimise(
+    found = minimize(
         problem,
         theta,
         delta,

@@ -18,7 +18,7 @@ from doubly.attacks import PGD
 from doubly.bilevel import SignStep
 from doubly.methods import METHODS
 from doubly.threat import LinfBall
-from doubly.types import Batch, Method, Moment
+from doubly.types import Batch, Method, TrainStep
 
 
 def fields(name):
@@ -57,12 +57,12 @@ def batch(count=12, seed=1):
     return Batch(x, y, torch.arange(count))
 
 
-LEARNS = {"mail": {"normalise": "batch"}}  # as released, a sample on the boundary weighs 0.02: nothing in 40 steps
+LEARNS = {"mail": {"normalize": "batch"}}  # as released, a sample on the boundary weighs 0.02: nothing in 40 steps
 COUNTS = torch.tensor([40, 20, 10])  # training images per class, for methods that treat classes differently
-MOMENT = Moment(epoch=1, step=2, progress=0.7, seed=3)
+TRAIN_STEP = TrainStep(epoch=1, step=2, progress=0.7, seed=3)
 
 
-def objective(method, model, samples=None, state=None, moment=MOMENT):
+def objective(method, model, samples=None, state=None, moment=TRAIN_STEP):
     return method.objective(model, samples or batch(), method.init(COUNTS) if state is None else state, moment)
 
 
@@ -85,8 +85,8 @@ def test_is_a_frozen_value_with_defaults(name):
 def test_the_scalar_is_finite_and_reaches_every_parameter(name, values):
     model = network()
     found = objective(build(name, values), model)
-    assert found.scalar.shape == () and found.scalar.isfinite()
-    found.scalar.backward()
+    assert found.loss.shape == () and found.loss.isfinite()
+    found.loss.backward()
     for key, parameter in model.named_parameters():
         assert parameter.grad.isfinite().all() and parameter.grad.abs().sum() > 0, key
 
@@ -94,9 +94,9 @@ def test_the_scalar_is_finite_and_reaches_every_parameter(name, values):
 @each_method
 def test_losses_weights_and_logits_are_one_per_sample_and_for_the_record(name, values):
     found = objective(build(name, values), network())
-    assert found.losses.shape == found.weights.shape == (12,) and found.logits.shape == (12, 3)
-    assert (found.weights >= 0).all() and found.weights.isfinite().all() and found.losses.isfinite().all()
-    assert not any(t.requires_grad for t in (found.losses, found.weights, found.logits, *found.state.values()))
+    assert found.sample_losses.shape == found.weights.shape == (12,) and found.logits.shape == (12, 3)
+    assert (found.weights >= 0).all() and found.weights.isfinite().all() and found.sample_losses.isfinite().all()
+    assert not any(t.requires_grad for t in (found.sample_losses, found.weights, found.logits, *found.state.values()))
 
 
 @each_method
@@ -131,7 +131,7 @@ def test_leaves_batch_and_state_alone(name, values):
 @each_method
 def test_leaves_the_global_generators_alone(name, values):
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-    objective(build(name, values), network()).scalar.backward()
+    objective(build(name, values), network()).loss.backward()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1] and (np.random.get_state()[1] == before[2]).all()
 
@@ -142,7 +142,7 @@ def test_batch_norm_remembers_exactly_one_batch_per_update(name, values):
     model[1].register_forward_hook(lambda module, inputs, out: given.append(inputs[0].detach()))
     model.register_forward_hook(lambda module, inputs, out: answers.append(out.detach()))
     found = objective(build(name, values), model)
-    found.scalar.backward()
+    found.loss.backward()
     assert model[1].num_batches_tracked == 1
     # The one batch is that of the outer pass, whose logits are handed out; at whatever weights that was (AWP).
     whole = [pair for pair in zip(given, answers, strict=True) if len(pair[1]) == len(found.logits)]
@@ -163,8 +163,8 @@ def test_state_survives_saving_and_loading(name, values, tmp_path):
     for remembered in (state, loaded):
         model = network()
         found = objective(method, model, state=remembered)
-        found.scalar.backward()
-        gradients.append((found.weights, found.losses, *[p.grad for p in model.parameters()], *found.state.values()))
+        found.loss.backward()
+        gradients.append((found.weights, found.sample_losses, *[p.grad for p in model.parameters()], *found.state.values()))
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
@@ -172,15 +172,15 @@ def test_state_survives_saving_and_loading(name, values, tmp_path):
 def test_equal_moments_give_equal_objectives(name, values):
     method = build(name, values)
     one, other = (objective(method, network()) for _ in range(2))
-    assert torch.equal(one.scalar, other.scalar) and torch.equal(one.losses, other.losses)
+    assert torch.equal(one.loss, other.loss) and torch.equal(one.sample_losses, other.sample_losses)
     if "attack" in fields(name):
-        assert not torch.equal(one.losses, objective(method, network(), moment=MOMENT._replace(step=3)).losses)
+        assert not torch.equal(one.sample_losses, objective(method, network(), moment=TRAIN_STEP._replace(step=3)).sample_losses)
 
 
 @each_method
 def test_the_order_of_the_samples_does_not_matter(name, values, monkeypatch):
     # Draws belong to positions in the batch, so here all are alike.
-    monkeypatch.setattr("doubly.parallel.uniform", lambda like, generator: torch.full_like(like, 0.7))
+    monkeypatch.setattr("doubly.distributed.collectives.uniform", lambda like, generator: torch.full_like(like, 0.7))
     method, samples = build(name, values), batch()
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     mixed = Batch(*(part[order] for part in samples))
@@ -189,10 +189,10 @@ def test_the_order_of_the_samples_does_not_matter(name, values, monkeypatch):
         objective(method, model, one._replace(x=one.x.double()))
         for model, one in zip(models, (samples, mixed), strict=True)
     ]
-    assert torch.allclose(found[0].losses[order], found[1].losses, atol=1e-12)
+    assert torch.allclose(found[0].sample_losses[order], found[1].sample_losses, atol=1e-12)
     assert torch.allclose(found[0].weights[order], found[1].weights, atol=1e-10)
     for one in found:
-        one.scalar.backward()
+        one.loss.backward()
     for p, q in zip(*(m.parameters() for m in models), strict=True):
         assert torch.allclose(p.grad, q.grad, rtol=1e-5, atol=1e-8)
 
@@ -203,12 +203,12 @@ def test_the_loss_falls_on_a_tiny_problem(name, values):
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     state, losses = method.init(COUNTS), []
     for step in range(40):
-        found = objective(method, model, state=state, moment=Moment(0, step, 0.7))
+        found = objective(method, model, state=state, moment=TrainStep(0, step, 0.7))
         optimizer.zero_grad()
-        found.scalar.backward()
+        found.loss.backward()
         optimizer.step()
         state = found.state
-        losses.append(found.losses.mean().item())
+        losses.append(found.sample_losses.mean().item())
     assert sum(losses[-5:]) < 0.7 * 5 * losses[0]
 
 

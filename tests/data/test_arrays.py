@@ -93,7 +93,7 @@ def test_narrow_images_with_channels_first_stay_as_they_are(write, shape):
 
 
 @both_formats
-def test_grey_images_need_no_channel(write, suffix):
+def test_gray_images_need_no_channel(write, suffix):
     arrays = values(shape=(28, 28))
     splits = load(write(arrays, suffix), suffix)
     assert splits.train.x.shape == (9, 1, 28, 28) and torch.equal(splits.train.x[:, 0], torch.tensor(arrays["x_train"]))
@@ -257,7 +257,7 @@ def test_another_file_is_refused(tmp_path, suffix, content):
 def test_floats_out_of_range_are_refused_with_the_remedy(write, suffix, value):
     x = np.zeros((9, 3, 6, 7), np.float32)
     x[4, 1, 2, 3] = value
-    refused(write(values(x), suffix), f"{value:g}", "divide grey levels by 255", suffix=suffix)
+    refused(write(values(x), suffix), f"{value:g}", "divide gray levels by 255", suffix=suffix)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_floats_out_of_range_are_refused_with_the_remedy(write, suffix, value):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_arrays_that_are_no_labelled_images_are_refused(write, arrays, text):
+def test_arrays_that_are_no_labeled_images_are_refused(write, arrays, text):
     refused(write(arrays), text)
 
 

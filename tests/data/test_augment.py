@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from doubly import parallel
 from doubly.data import PadCropFlip, ResizedCropFlip
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 
 
@@ -81,9 +81,9 @@ def test_a_part_has_the_shape_and_the_place_that_it_may_have():
     area, ratio = width * height, width / height
     assert area.min() > 0.19 and area.max() < 1.02 and 0.5 < area.mean() < 0.65
     assert ratio[~whole].min() > 0.65 and ratio[~whole].max() < 1.52 and ratio.min() < 0.75 and ratio.max() > 1.3
-    centre = found[:, :, size // 2 - 1 : size // 2 + 1, size // 2 - 1 : size // 2 + 1].mean((2, 3))
-    assert ((centre[:, 0] - width / 2 > -0.02) & (centre[:, 0] + width / 2 < 1.02)).all()
-    assert ((centre[:, 1] - height / 2 > -0.02) & (centre[:, 1] + height / 2 < 1.02)).all()
+    center = found[:, :, size // 2 - 1 : size // 2 + 1, size // 2 - 1 : size // 2 + 1].mean((2, 3))
+    assert ((center[:, 0] - width / 2 > -0.02) & (center[:, 0] + width / 2 < 1.02)).all()
+    assert ((center[:, 1] - height / 2 > -0.02) & (center[:, 1] + height / 2 < 1.02)).all()
     mirrored = found[:, 0, :, 0].mean(1) > found[:, 0, :, -1].mean(1)
     assert 0.4 < mirrored.float().mean() < 0.6
 

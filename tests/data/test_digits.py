@@ -19,7 +19,7 @@ def test_train_is_the_rest_in_the_same_proportions():
     assert splits.train.classes == tuple("0123456789")
 
 
-def test_grey_levels_fill_the_byte_range():
+def test_gray_levels_fill_the_byte_range():
     x = Digits().load().train.x
     assert x.shape[1:] == (1, 8, 8)
     assert set(x.unique().tolist()) == {round(level * 255 / 16) for level in range(17)}

@@ -58,8 +58,8 @@ def noise(*name, width=WIDTH, height=HEIGHT):
     return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def plain(colour, width=WIDTH, height=HEIGHT):
-    return Image.new("RGB", (width, height), colour)
+def plain(color, width=WIDTH, height=HEIGHT):
+    return Image.new("RGB", (width, height), color)
 
 
 def save(path, image, **options):
@@ -200,21 +200,21 @@ def test_formats(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA"])
-def test_grey_becomes_three_equal_channels(tmp_path, mode):
-    grey = noise("grey").convert("L").convert(mode)
-    save(tmp_path / "a.png", grey)
+def test_gray_becomes_three_equal_channels(tmp_path, mode):
+    gray = noise("gray").convert("L").convert(mode)
+    save(tmp_path / "a.png", gray)
     found = decoded(tmp_path / "a.png", None, "crop")
     assert found.shape == (3, HEIGHT, WIDTH)
-    assert (found == np.array(grey.convert("L"))).all()
+    assert (found == np.array(gray.convert("L"))).all()
 
 
-def test_a_portable_grey_map(tmp_path):
-    grey = noise("grey").convert("L")
-    save(tmp_path / "a.pgm", grey)
-    assert (decoded(tmp_path / "a.pgm", None, "crop") == np.array(grey)).all()
+def test_a_portable_gray_map(tmp_path):
+    gray = noise("gray").convert("L")
+    save(tmp_path / "a.pgm", gray)
+    assert (decoded(tmp_path / "a.pgm", None, "crop") == np.array(gray)).all()
 
 
-def two_colours():
+def two_colors():
     image = Image.new("P", (WIDTH, HEIGHT), 0)
     image.putpalette([200, 10, 20, 5, 210, 30])
     image.paste(1, (0, 0, 2, HEIGHT))
@@ -223,21 +223,21 @@ def two_colours():
 
 @pytest.mark.parametrize("suffix", ["png", "gif", "bmp"])
 def test_palettes_are_looked_up(tmp_path, suffix):
-    save(tmp_path / f"a.{suffix}", two_colours())
+    save(tmp_path / f"a.{suffix}", two_colors())
     found = decoded(tmp_path / f"a.{suffix}", None, "crop")
     assert found[:, 0, 0].tolist() == [5, 210, 30] and found[:, 0, 2].tolist() == [200, 10, 20]
 
 
-def test_palettes_with_transparent_colours_pass_without_a_warning(tmp_path):
-    save(tmp_path / "a.png", two_colours(), transparency=bytes([255, 128]))
+def test_palettes_with_transparent_colors_pass_without_a_warning(tmp_path):
+    save(tmp_path / "a.png", two_colors(), transparency=bytes([255, 128]))
     assert decoded(tmp_path / "a.png", None, "crop")[:, 0, 0].tolist() == [5, 210, 30]
 
 
 def test_transparency_is_dropped(tmp_path):
-    image = noise("colour")
+    image = noise("color")
     image.putalpha(Image.new("L", image.size, 77))
     save(tmp_path / "a.png", image)
-    assert (decoded(tmp_path / "a.png", None, "crop") == np.array(noise("colour")).transpose(2, 0, 1)).all()
+    assert (decoded(tmp_path / "a.png", None, "crop") == np.array(noise("color")).transpose(2, 0, 1)).all()
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_crop_keeps_proportions_and_stretch_keeps_the_margins(tmp_path, upright)
     white = {fit: (found > 127).all(0) for fit, found in (("crop", cropped), ("stretch", stretched))}
     assert extent(white["crop"]) == (4, 4)
     assert extent(white["stretch"]) == ((2, 4) if upright else (4, 2))
-    coloured = {fit: found.max(0) != found.min(0) for fit, found in (("crop", cropped), ("stretch", stretched))}
-    assert not coloured["crop"].any() and coloured["stretch"].any()
+    colored = {fit: found.max(0) != found.min(0) for fit, found in (("crop", cropped), ("stretch", stretched))}
+    assert not colored["crop"].any() and colored["stretch"].any()
 
 
 def test_small_pictures_grow_and_fitting_ones_stay(tmp_path):
@@ -333,13 +333,13 @@ def sixteen_bits(path):
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
-def test_grey_of_16_bits_is_refused(root, suffix):
+def test_gray_of_16_bits_is_refused(root, suffix):
     path = root / "train" / "cow" / f"5.{suffix}"
     sixteen_bits(path)
     refused(lambda: ImageFolder().load(root), path, "more than 8 bits")
 
 
-def test_grey_of_floats_is_refused(root):
+def test_gray_of_floats_is_refused(root):
     path = root / "train" / "cow" / "5.tif"
     Image.fromarray(np.full((HEIGHT, WIDTH), 0.5, np.float32)).save(path)
     refused(lambda: ImageFolder().load(root), path, "more than 8 bits")

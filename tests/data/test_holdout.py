@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubly.data import Images
-from doubly.data.holdout import holdout, probe, rank_within_class, stratified_folds
+from doubly.data.holdout import holdout, rank_within_class, stratified_folds, stratified_subset
 from doubly.errors import UsageError
 
 labels = st.lists(st.integers(0, 5), min_size=2, max_size=60).map(torch.tensor)
@@ -61,7 +61,7 @@ def test_holdout_keeps_proportions():
 
 @given(labels, st.integers(1, 80), seeds)
 def test_probe_has_its_size_and_every_class(y, size, seed):
-    chosen = probe(y, size, seed)
+    chosen = stratified_subset(y, size, seed)
     assert torch.equal(chosen, chosen.unique())
     assert len(chosen) == min(size, len(y))
     present = len(y[chosen].unique())
@@ -70,7 +70,7 @@ def test_probe_has_its_size_and_every_class(y, size, seed):
 
 def test_probe_keeps_proportions():
     y = torch.arange(4).repeat_interleave(torch.tensor([1000, 300, 50, 1]))
-    counts = torch.bincount(y[probe(y, 135, seed=0)], minlength=4)
+    counts = torch.bincount(y[stratified_subset(y, 135, seed=0)], minlength=4)
     assert (counts - torch.tensor([100, 30, 5, 1])).abs().max() <= 1
 
 
@@ -79,7 +79,7 @@ def test_probe_keeps_proportions():
     [
         lambda y, seed: torch.cat(stratified_folds(y, 4, seed)),
         lambda y, seed: torch.cat(holdout(y, 0.5, seed)),
-        lambda y, seed: probe(y, 20, seed),
+        lambda y, seed: stratified_subset(y, 20, seed),
     ],
 )
 def test_the_seed_decides(part):
@@ -96,7 +96,7 @@ def test_holdout_refuses_shares(share):
 
 def test_probe_refuses_nothing():
     with pytest.raises(UsageError, match="at least one"):
-        probe(torch.zeros(10, dtype=torch.int64), 0, 0)
+        stratified_subset(torch.zeros(10, dtype=torch.int64), 0, 0)
 
 
 @st.composite
@@ -112,8 +112,8 @@ def grouped(draw):
 
 @given(grouped(), st.floats(0.05, 0.95), seeds)
 @settings(max_examples=50)
-def test_no_group_straddles_the_cut(labelled, share, seed):
-    y, groups = labelled
+def test_no_group_straddles_the_cut(labeled, share, seed):
+    y, groups = labeled
     count = len(groups.unique())
     size = round(share * count)
     if size in (0, count):
@@ -133,8 +133,8 @@ def test_no_group_straddles_the_cut(labelled, share, seed):
 
 @given(grouped(), st.integers(0, 100), seeds)
 @settings(max_examples=50)
-def test_the_order_of_the_images_does_not_decide_which_groups_are_held_out(labelled, turn, seed):
-    y, groups = labelled
+def test_the_order_of_the_images_does_not_decide_which_groups_are_held_out(labeled, turn, seed):
+    y, groups = labeled
     if len(groups.unique()) < 4:
         return
     one = holdout(y, 0.4, seed, groups)[1]

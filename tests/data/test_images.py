@@ -9,14 +9,14 @@ from doubly.data import Images, Splits
 from doubly.errors import UsageError
 
 
-def colourful(n=20, classes=4):
+def colorful(n=20, classes=4):
     random = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (n, 3, 5, 6), generator=random, dtype=torch.uint8)
     return Images.of(x, torch.arange(n) % classes)
 
 
 def test_of_keeps_bytes_and_fills_in_names_and_ids():
-    images = colourful()
+    images = colorful()
     assert images.x.dtype is torch.uint8 and images.y.dtype is torch.int64
     assert images.classes == ("0", "1", "2", "3")
     assert torch.equal(images.ids, torch.arange(20))
@@ -31,12 +31,12 @@ def test_of_keeps_floats_as_floats():
 
 
 def test_bytes_become_floats_only_when_asked_for():
-    images = colourful()
+    images = colorful()
     rows = torch.tensor([3, 1])
     assert torch.equal(images.pixels(rows), images.x[[3, 1]].float() / 255)
 
 
-def test_grey_images_get_a_channel_and_read_only_arrays_are_fine():
+def test_gray_images_get_a_channel_and_read_only_arrays_are_fine():
     array = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4)
     array.flags.writeable = False
     images = Images.of(array[:, ::-1], np.array([0, 1], dtype=np.uint8))
@@ -81,7 +81,7 @@ def test_of_refuses_labels(y, text):
 
 
 def test_subset_keeps_order_names_and_origin():
-    images = colourful()
+    images = colorful()
     part = images.subset([7, 2]).subset(torch.tensor([1]))
     assert part.ids.tolist() == [2] and part.y.tolist() == [2]
     assert torch.equal(part.x[0], images.x[2]) and part.classes == images.classes
@@ -102,8 +102,8 @@ def test_channel_statistics(n):
 
 
 def test_sha256_tells_contents_apart():
-    images = colourful()
-    assert images.sha256() == colourful().sha256() == images.to("cpu").sha256()
+    images = colorful()
+    assert images.sha256() == colorful().sha256() == images.to("cpu").sha256()
     others = [
         Images(images.x ^ 1, images.y, images.classes),
         Images(images.x, images.y.flip(0), images.classes),
@@ -147,7 +147,7 @@ def test_from_dataset_reads_a_real_pil_image():
         Images.from_dataset([(image.fromarray(array).convert("P"), 0)])
 
 
-def test_from_dataset_reads_grey_floats():
+def test_from_dataset_reads_gray_floats():
     images = Images.from_dataset([(torch.rand(4, 5), 0), (torch.rand(1, 4, 5), 1)])
     assert images.x.shape == (2, 1, 4, 5) and images.x.dtype is torch.float32
 
@@ -158,7 +158,7 @@ def test_from_dataset_reads_grey_floats():
         ([], "no images"),
         ([(torch.zeros(1, 4, 4), 0), (torch.zeros(1, 5, 5), 0)], "one shape"),
         ([(np.zeros((3, 32, 32), dtype=np.uint8), 0)], "transpose"),
-        ([(np.zeros((4, 4), dtype=np.float64) + 2, 0)], "divide grey levels"),
+        ([(np.zeros((4, 4), dtype=np.float64) + 2, 0)], "divide gray levels"),
         ([(torch.zeros(1, 4, 4), -3)], "from -3"),
         ([(torch.zeros(1, 4, 4), 0.7)], "one integer per image"),
     ],
@@ -169,7 +169,7 @@ def test_from_dataset_refuses(dataset, text):
 
 
 def test_splits_agree():
-    images = colourful()
+    images = colorful()
     Splits(images, images.subset([0]))
     with pytest.raises(UsageError, match="agree in classes"):
         Splits(images, Images.of(images.x[:2], [0, 1]))

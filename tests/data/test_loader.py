@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from doubly import parallel
 from doubly.data import Images, PadCropFlip
 from doubly.data.loader import batches, steps_per_epoch
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 
 

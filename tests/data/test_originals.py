@@ -41,7 +41,7 @@ def part(seed, n, shape=(3, 32, 32), classes=10):
 BATCHES, TEST = [part(number, 4) for number in range(5)], part(9, 3)
 HUNDRED, HUNDRED_TEST = part(10, 12, classes=100), part(11, 3, classes=100)
 LARGE, LARGE_TEST = part(12, 3, (3, 96, 96)), part(13, 2, (3, 96, 96))
-GREY, GREY_TEST = part(14, 5, (1, 28, 28)), part(15, 3, (1, 28, 28))
+GRAY, GRAY_TEST = part(14, 5, (1, 28, 28)), part(15, 3, (1, 28, 28))
 
 
 def sign(seed, label, track=0, number=0, size=(32, 32)):
@@ -65,9 +65,9 @@ FORMATS = {
     "stl10": (STL10(), lambda root: write.stl10(root, LARGE, LARGE_TEST)),
     "gtsrb": (GTSRB(), lambda root: write.gtsrb_original(root, SIGNS, SIGNS_TEST)),
     "gtsrb mirror": (GTSRB(), lambda root: write.gtsrb_mirror(root, SIGNS, SIGNS_TEST)),
-    "mnist": (MNIST(), lambda root: write.mnist(root, GREY, GREY_TEST)),
-    "mnist unzipped": (MNIST(), lambda root: write.mnist(root, GREY, GREY_TEST, zipped=False)),
-    "fashion_mnist": (FashionMNIST(), lambda root: write.mnist(root, GREY, GREY_TEST, folder="fashion_mnist")),
+    "mnist": (MNIST(), lambda root: write.mnist(root, GRAY, GRAY_TEST)),
+    "mnist unzipped": (MNIST(), lambda root: write.mnist(root, GRAY, GRAY_TEST, zipped=False)),
+    "fashion_mnist": (FashionMNIST(), lambda root: write.mnist(root, GRAY, GRAY_TEST, folder="fashion_mnist")),
 }
 
 
@@ -110,8 +110,8 @@ def refused(source, root, *said):
         ("cifar100 binary", HUNDRED, HUNDRED_TEST, write.FINE),
         ("svhn", BATCHES[0], TEST, list("0123456789")),
         ("svhn uncompressed", BATCHES[0], TEST, list("0123456789")),
-        ("mnist", GREY, GREY_TEST, list("0123456789")),
-        ("mnist unzipped", GREY, GREY_TEST, list("0123456789")),
+        ("mnist", GRAY, GRAY_TEST, list("0123456789")),
+        ("mnist unzipped", GRAY, GRAY_TEST, list("0123456789")),
         (
             "stl10",
             LARGE,
@@ -120,8 +120,8 @@ def refused(source, root, *said):
         ),
         (
             "fashion_mnist",
-            GREY,
-            GREY_TEST,
+            GRAY,
+            GRAY_TEST,
             ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"],
         ),
     ],
@@ -483,7 +483,7 @@ def shorter(x, y):
         (CIFAR100(), lambda root: write.cifar100_python(root, shorter(*HUNDRED), HUNDRED_TEST), "train"),
         (SVHN(), lambda root: write.svhn(root, BATCHES[0], shorter(*TEST)), "test_32x32.mat"),
         (STL10(), lambda root: write.stl10(root, LARGE, shorter(*LARGE_TEST)), "test_X.bin and test_y.bin"),
-        (MNIST(), lambda root: write.mnist(root, shorter(*GREY), GREY_TEST), "train-images-idx3-ubyte.gz"),
+        (MNIST(), lambda root: write.mnist(root, shorter(*GRAY), GRAY_TEST), "train-images-idx3-ubyte.gz"),
     ],
 )
 def test_images_and_labels_are_equally_many(tmp_path, source, make, file):
@@ -515,7 +515,7 @@ def outside(label):
             lambda root: write.stl10(root, outside(10)(*LARGE), LARGE_TEST),
             "train_y.bin has labels from 1 to 11",
         ),
-        (MNIST(), lambda root: write.mnist(root, GREY, outside(10)(*GREY_TEST)), "t10k-images-idx3-ubyte.gz: labels"),
+        (MNIST(), lambda root: write.mnist(root, GRAY, outside(10)(*GRAY_TEST)), "t10k-images-idx3-ubyte.gz: labels"),
         pytest.param(
             GTSRB(),
             lambda root: write.gtsrb_original(root, SIGNS, [sign(0, 43)]),
@@ -571,7 +571,7 @@ def test_svhn_labels_that_are_no_whole_numbers_are_refused(tmp_path, y):
         (CIFAR100(), lambda root: write.cifar100_python(root, HUNDRED, HUNDRED)),
         (SVHN(), lambda root: write.svhn(root, TEST, TEST)),
         (STL10(), lambda root: write.stl10(root, LARGE, LARGE)),
-        (MNIST(), lambda root: write.mnist(root, GREY, GREY)),
+        (MNIST(), lambda root: write.mnist(root, GRAY, GRAY)),
         (GTSRB(), lambda root: write.gtsrb_original(root, SIGNS, SIGNS)),
     ],
 )
@@ -590,7 +590,7 @@ def test_one_batch_under_two_names_is_refused(tmp_path):
 
 def test_files_of_another_dataset_are_refused(tmp_path, monkeypatch):
     """Digits and clothes have files of equal names and sizes."""
-    write.mnist(tmp_path, GREY, GREY_TEST)
+    write.mnist(tmp_path, GRAY, GRAY_TEST)
     digest = md5(tmp_path / "mnist" / "train-images-idx3-ubyte.gz")
     clothes = PUBLISHED["fashion_mnist"]
     known = {**clothes.md5, "train-images-idx3-ubyte.gz": digest}
@@ -599,8 +599,8 @@ def test_files_of_another_dataset_are_refused(tmp_path, monkeypatch):
 
 
 def test_all_files_are_taken_from_one_place(tmp_path):
-    write.mnist(tmp_path, GREY, GREY_TEST)
-    write.mnist(tmp_path, GREY_TEST, GREY, folder="MNIST/raw")
+    write.mnist(tmp_path, GRAY, GRAY_TEST)
+    write.mnist(tmp_path, GRAY_TEST, GRAY, folder="MNIST/raw")
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
     refused(MNIST(), tmp_path, "t10k-labels-idx1-ubyte.gz", "missing")
 
@@ -846,7 +846,7 @@ PIXELS = write.opcodes(BATCHES[0][0].tobytes())
         b"cnumpy\nndarray\n" + write.opcodes({b"state": 1}) + b"b",  # attributes of the class itself
         b"cnumpy\ndtype\n" + write.opcodes({b"code": b"u1"}) + b"b",
         b"cnumpy\ndtype\n" + write.opcodes((None, {b"code": b"u1"})) + b"b",
-        ARRAY + b"(K\1(K\4M\0\x0ct" + b"cnumpy\ndtype\n)\x81" + b"\x89" + PIXELS + b"tb",  # a type never initialised
+        ARRAY + b"(K\1(K\4M\0\x0ct" + b"cnumpy\ndtype\n)\x81" + b"\x89" + PIXELS + b"tb",  # a type never initialized
         RECONSTRUCT,  # the function instead of an array
         b"cnumpy\nndarray\n",
     ],

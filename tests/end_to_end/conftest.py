@@ -15,7 +15,7 @@ from doubly.rundir import read_metrics, sha256
 
 RECIPE = "digits.imbalanced.done_pgd"
 SMALL = [
-    *("--model.width", "4", "--method.attack.steps", "2", "--probe.attack.steps", "2", "--probe.size", "40"),
+    *("--model.width", "4", "--method.attack.steps", "2", "--validation.attack.steps", "2", "--validation.size", "40"),
     *("--threads", "1", "--device", "cpu"),
 ]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from doubly import DONE, PGD, Batch, LinfBall, Moment, UsageError, evaluate, train
+from doubly import DONE, PGD, Batch, LinfBall, TrainStep, UsageError, evaluate, train
+from doubly.checkpoints.files import load, save
 from doubly.cli import main
 from doubly.errors import NonFiniteError
 from doubly.rundir import lock, sha256
-from doubly.runs.checkpoint import load, save
 
 NETWORKS = """
 import torch
@@ -46,7 +46,7 @@ def one_row():
 def no_network():
     return 3
 """
-QUICK = ["--epochs", "1", "--threads", "1", "--method.attack.steps", "1", "--probe.attack.steps", "1"]
+QUICK = ["--epochs", "1", "--threads", "1", "--method.attack.steps", "1", "--validation.attack.steps", "1"]
 BROKEN = ["--epochs", "1", "--threads", "1", "--channels-last", "no"]
 
 
@@ -92,19 +92,19 @@ def run(finished, tmp_path):
     [
         (["--method.attack.threat.radius", "0"], "epsilon must lie in (0, 1], got 0"),
         (["--method.attack.threat.radius", "-0.1"], "epsilon must lie in (0, 1], got -0.1"),
-        (["--method.attack.threat.radius", "8"], "8 grey levels are 8/255"),
+        (["--method.attack.threat.radius", "8"], "8 gray levels are 8/255"),
         (["--method.attack.threat.radius", "nan"], "epsilon must lie in (0, 1]"),
         (["--method.attack.threat.radius", "8/0"], "'8/0' is not a number: write 0.03 or 8/255"),
         (["--method.attack.steps", "-1"], "steps >= 0"),
-        (["--probe.attack.steps", "-5"], "steps >= 0"),
+        (["--validation.attack.steps", "-5"], "steps >= 0"),
         (["--method.attack.restarts", "0"], "restarts >= 1"),
         (["--epochs", "0"], "at least 1"),
         (["--batch", "-3"], "at least 1"),
-        (["--probe.every", "0"], "at least 1"),
+        (["--validation.every", "0"], "at least 1"),
         (["--data.holdout", "1.5"], "share in [0, 1)"),
-        (["--average", "1"], "decay in [0, 1)"),
-        (["--optimiser.momentum", "2"], "momentum lies in [0, 1)"),
-        (["--optimiser.lr.turn", "0"], "turns inside (0, 1)"),
+        (["--ema-decay", "1"], "decay in [0, 1)"),
+        (["--optimizer.momentum", "2"], "momentum lies in [0, 1)"),
+        (["--optimizer.lr.turn", "0"], "turns inside (0, 1)"),
         (["--data.source.fold", "5"], "fold=5 of folds=5"),
         (["--device", "cuda:77"], "device 'cuda:77' is not to be had here"),
         (["--threads", "0"], "threads"),
@@ -351,7 +351,7 @@ def test_images_and_labels_are_checked(tmp_path, x, y, said):
 )
 def test_somebodys_own_loop_is_checked_too(x, y, said):
     with pytest.raises(UsageError, match=said):
-        METHOD.objective(network(), Batch(x, y, torch.arange(40)), METHOD.init(), Moment())
+        METHOD.objective(network(), Batch(x, y, torch.arange(40)), METHOD.init(), TrainStep())
 
 
 def test_a_network_that_answers_nan_is_named_from_python():

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from doubly import __version__
+from doubly.checkpoints.load import load_model, load_run
 from doubly.cli import VERBS
+from doubly.config.serialize import to_json
 from doubly.recipes import RECIPES
 from doubly.rundir import read_json
-from doubly.runs import load_model, load_run
-from doubly.runs.saved_config import to_json
 
 EPOCHS = ["--epochs", 12, "--save-seconds", 0.1]
 
@@ -175,7 +175,7 @@ def test_what_changes_no_bit_may_change(whole, here):
 
 def quick(output, *words):
     """One epoch of the small run."""
-    from_recipe = ["digits.at", "--model.width", "2", "--method.attack.steps", "1", "--probe.attack.steps", "1"]
+    from_recipe = ["digits.at", "--model.width", "2", "--method.attack.steps", "1", "--validation.attack.steps", "1"]
     return ["train", *from_recipe, "--epochs", 1, "--threads", 1, "--output", output, *words]
 
 
@@ -184,28 +184,28 @@ def config_of(output):
 
 
 def test_every_field_has_a_dotted_flag(here):
-    words = ["--seed", 3, "--batch", 256, "--method.attack.threat.radius", "8/255", "--optimiser.lr.peak", 0.05]
-    words += ["--data.source.fold", 2, "--average", 0.9, "--optimiser.clip", 2, "--probe.choose", "ra_pgd"]
+    words = ["--seed", 3, "--batch", 256, "--method.attack.threat.radius", "8/255", "--optimizer.lr.peak", 0.05]
+    words += ["--data.source.fold", 2, "--ema-decay", 0.9, "--optimizer.clip", 2, "--validation.choose", "ra_pgd"]
     code, _, err = here(*quick("a", *words))
     assert (code, err) == (0, "")
     config = read_json(config_of("a"))
     assert (config["seed"], config["batch"], config["average"], config["epochs"]) == (3, 256, 0.9, 1)
-    assert config["method"]["attack"]["threat"]["radius"] == 8 / 255 and config["optimiser"]["lr"]["peak"] == 0.05
-    assert config["data"]["source"]["fold"] == 2 and config["optimiser"]["clip"] == 2.0
-    assert config["probe"]["choose"] == "ra_pgd"
+    assert config["method"]["attack"]["threat"]["radius"] == 8 / 255 and config["optimizer"]["lr"]["peak"] == 0.05
+    assert config["data"]["source"]["fold"] == 2 and config["optimizer"]["clip"] == 2.0
+    assert config["validation"]["choose"] == "ra_pgd"
 
 
 def test_whole_parts_are_replaced_with_set(here):
-    words = ["--set", "optimiser.lr=schedule.constant", '--set=data.imbalance={"kind": "imbalance.step"}']
-    code, _, err = here(*quick("a", *words, "--optimiser.lr.value", 0.02))
+    words = ["--set", "optimizer.lr=schedule.constant", '--set=data.imbalance={"kind": "imbalance.step"}']
+    code, _, err = here(*quick("a", *words, "--optimizer.lr.value", 0.02))
     assert (code, err) == (0, "")
     config = read_json(config_of("a"))
-    assert config["optimiser"]["lr"] == {"kind": "schedule.constant", "value": 0.02}
+    assert config["optimizer"]["lr"] == {"kind": "schedule.constant", "value": 0.02}
     assert config["data"]["imbalance"]["kind"] == "imbalance.step"
 
 
 def test_a_divergence_is_chosen_by_name(here):
-    words = ["train", "digits.done_pgd", "--model.width", 2, "--method.attack.steps", 1, "--probe.attack.steps", 1]
+    words = ["train", "digits.done_pgd", "--model.width", 2, "--method.attack.steps", 1, "--validation.attack.steps", 1]
     words += ["--epochs", 2, "--threads", 1, "--output", "a", "--method.divergence"]
     code, _, err = here(*words, "cvar", "--method.cap", 2)
     assert (code, err) == (0, "")
@@ -272,7 +272,7 @@ def test_somebodys_own_network_is_fine_tuned_from_its_weights(here, tmp_path):
     torch.save(given.state_dict(), "given.pt")
     words = ["train", "digits.at", "--method.attack.steps", 1, "--epochs", 1, "--threads", 1]
     words += ["--model", f"{package}.mine:build", "--weights", "given.pt"]
-    assert here(*words, "--output", "still", "--optimiser.lr.peak", 0)[0] == 0
+    assert here(*words, "--output", "still", "--optimizer.lr.peak", 0)[0] == 0
     assert here(*words, "--output", "tuned")[0] == 0
     still, tuned = (
         safetensors.torch.load_file(f"{run}/checkpoints/last/model.safetensors") for run in ("still", "tuned")
@@ -308,7 +308,13 @@ def test_every_verb_has_help(here, verb, flag):
 def test_the_help_of_a_recipe_has_a_line_per_field(here):
     code, out, _ = here("train", "digits.done_gd", "--help")
     assert code == 0
-    for flag in ("--epochs", "--method.cap", "--method.attack.threat.barrier", "--optimiser.lr.peak", "--probe.every"):
+    for flag in (
+        "--epochs",
+        "--method.cap",
+        "--method.attack.threat.barrier",
+        "--optimizer.lr.peak",
+        "--validation.every",
+    ):
         assert flag in out
     assert "no weight exceeds it" in " ".join(out.replace("│", " ").split())
 

@@ -15,17 +15,17 @@ import pytest
 import torch
 from PIL import Image
 
+from doubly.checkpoints.load import load_run
 from doubly.cli.data import VERBS
 from doubly.data import Digits, ExponentialImbalance, StepImbalance
 from doubly.data.files import md5
 from doubly.data.published import PUBLISHED
-from doubly.runs import load_run
-from doubly.runs.build import load_splits, prepare
+from doubly.training.setup import load_splits, prepare
 
 write = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "originals.py")))
 QUICK = [
     *("--epochs", "1", "--threads", "1", "--model.width", "2", "--device", "cpu"),
-    *("--method.attack.steps", "1", "--probe.attack.steps", "1", "--probe.size", "40"),
+    *("--method.attack.steps", "1", "--validation.attack.steps", "1", "--validation.size", "40"),
 ]
 
 
@@ -136,7 +136,7 @@ def test_a_sheet_has_twelve_columns(here):
     assert all((row[11] > 0).any() and (row[11] < 255).any() for row in cells("digits.png", 48, 48, 10, 12))
 
 
-def test_a_sheet_of_colours_and_of_a_class_with_few_images(here):
+def test_a_sheet_of_colors_and_of_a_class_with_few_images(here):
     x = np.random.default_rng(0).integers(0, 256, (7, 3, 40, 60), np.uint8)
     y = np.array([0, 1, 0, 1, 0, 1, 1])
     np.savez("data.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2], classes=np.array(["red", "blue"]))
@@ -221,10 +221,10 @@ def weights(output):
 
 
 def trained_on(output):
-    """The ids of the images that a run is trained on, and of its probe."""
+    """The ids of the images that a run is trained on, and of its validation."""
     run = load_run(Path(output))
     found = prepare(run, load_splits(run), torch.device("cpu"))
-    return set(found.train.ids.tolist()), set(found.probe.ids.tolist())
+    return set(found.train.ids.tolist()), set(found.validation.ids.tolist())
 
 
 @pytest.fixture
@@ -252,10 +252,10 @@ def test_kept_images_that_are_held_out_are_not_trained_on(here, kept):
     file, ids = kept
     train(here, "a", {"kind": "imbalance.kept", "file": file}, "--data.holdout", "0.2")
     train(here, "all", {"kind": "imbalance.balanced"}, "--data.holdout", "0.2")
-    mine, probe = trained_on("a")
+    mine, validation = trained_on("a")
     not_held, probe_of_all = trained_on("all")
     assert mine == ids & not_held and mine < ids
-    assert probe == probe_of_all and not probe & not_held
+    assert validation == probe_of_all and not validation & not_held
 
     # A file that names these images alone makes the same run.
     found = json.loads(Path(file).read_text())

@@ -25,8 +25,8 @@ from sklearn.datasets import load_digits
 
 import doubly
 from doubly.cli import main
+from doubly.evaluation.config import EvalConfig
 from doubly.rundir import read_json, sha256
-from doubly.runs.measuring import Measuring
 
 NETS = "networks_of_somebody"
 NETWORKS = """
@@ -53,7 +53,7 @@ class OfColour(nn.Sequential):
     def forward(self, x):
         return super().forward(x[:, :1])
 
-def of_colour():
+def of_color():
     return OfColour(*linear())
 
 def as_many_as(classes):
@@ -68,7 +68,7 @@ def seven():
 def softmax():
     return nn.Sequential(linear(), nn.Softmax(1))
 
-def centred_on_the_batch():
+def centered_on_the_batch():
     return nn.Sequential(Called(lambda x: x - x.mean(0)), *linear())
 
 def batch_statistics():
@@ -199,7 +199,7 @@ def workshop(shared):
     np.savez(folder / "digits.npz", **arrays)
     safetensors.numpy.save_file(arrays, folder / "digits.safetensors")
     np.savez(folder / "mirrored.npz", **{**arrays, "x_test": x_test[:, :, ::-1]})
-    np.savez(folder / "normalised.npz", **{**arrays, "x_train": x / 64 - 1, "x_test": x_test / 64 - 1})
+    np.savez(folder / "normalized.npz", **{**arrays, "x_train": x / 64 - 1, "x_test": x_test / 64 - 1})
     np.savez(folder / "named.npz", **arrays, classes=np.array(["nought", "[bold]", "[/i]", "three"]))
     for part, pixels, labels in (("train", x, y), ("test", x_test, y_test)):
         for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
@@ -288,7 +288,7 @@ def test_arrays_are_read_from_safetensors_as_well(own, output, same_numbers):
 
 
 def test_a_folder_of_class_folders_is_measured(own, output, same_numbers):
-    code, _, err = own(*command("of_colour", *PLAIN, data="photos", output=output))
+    code, _, err = own(*command("of_color", *PLAIN, data="photos", output=output))
     assert (code, err) == (0, "") and found(output)["sa"] == same_numbers["sa"]
     rows, expected = found(output)["per_class"], same_numbers["per_class"]
     assert [(name, row["n"], row["sa"]) for name, row in rows.items()] == [
@@ -362,13 +362,13 @@ def test_a_pickle_that_would_execute_code_is_refused_and_not_executed(own, tmp_p
 
 BAD = [
     ("softmax", {}, r"returns probabilities.*return the logits, without the softmax"),
-    ("centred_on_the_batch", {}, r"alone otherwise than in a batch.*normalise with stored statistics"),
-    ("batch_statistics", {}, r"alone otherwise than in a batch.*normalise with stored statistics"),
+    ("centered_on_the_batch", {}, r"alone otherwise than in a batch.*normalize with stored statistics"),
+    ("batch_statistics", {}, r"alone otherwise than in a batch.*normalize with stored statistics"),
     ("dropout_at_all_times", {}, r"differently each time.*take out what draws random numbers"),
     ("two_thirds", {}, r"labels run from 0 to 3 but the model returns 3 logits: build the model with as many outputs"),
     ("pair", {}, r"must return a tensor of logits, got tuple: return the scores alone"),
     ("wide", {}, r"cannot take images of shape \(1, 8, 8\).*give images of the size"),
-    ("linear", {"data": "normalised.npz"}, r"in \[0,1\].*leave normalisation to the model's first layer"),
+    ("linear", {"data": "normalized.npz"}, r"in \[0,1\].*leave normalization to the model's first layer"),
     ("linear", {"data": "nowhere.npz"}, r"there is no dataset, recipe, folder or file 'nowhere.npz'.*`doubly list`"),
     ("nothing", {}, r"has no attribute 'nothing'; run from the folder that holds the module"),
     ("number", {}, r"must return an nn.Module, got int"),
@@ -428,7 +428,7 @@ def test_what_to_evaluate_must_be_said(own, words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--epsilon", 8], "epsilon must lie in (0, 1], got 8: images are in [0,1], so 8 grey levels are 8/255"),
+        (["--epsilon", 8], "epsilon must lie in (0, 1], got 8: images are in [0,1], so 8 gray levels are 8/255"),
         (["--epsilon", 0], "epsilon must lie in (0, 1]"),
         pytest.param(
             ["--epsilon", "8/0"],
@@ -458,7 +458,7 @@ def test_an_infinite_l2_ball_is_refused_as_such(own, output):
 
 def test_batch_statistics_of_vectors_are_called_by_their_name(own, output):
     code, _, err = own(*command("batch_statistics_of_vectors", weights=None, output=output))
-    assert code == 2 and "normalise with stored statistics" in one_sentence(err)
+    assert code == 2 and "normalize with stored statistics" in one_sentence(err)
 
 
 def test_a_network_that_raises_anything_is_one_sentence(own, output):
@@ -863,7 +863,7 @@ def test_a_network_whose_numbers_cannot_be_trusted_is_suspicious(own, output):
 @pytest.fixture(scope="module")
 def run(workshop):
     """A run that held images out."""
-    words = ["train", "digits.at", "--model.width", 2, "--method.attack.steps", 1, "--probe.attack.steps", 1]
+    words = ["train", "digits.at", "--model.width", 2, "--method.attack.steps", 1, "--validation.attack.steps", 1]
     words += ["--epochs", 1, "--threads", 1, "--data.holdout", 0.2, "--output", workshop.folder / "run"]
     code, _, err = quietly(*words)
     assert code == 0, err
@@ -980,7 +980,7 @@ def test_numbers_of_the_bootstrap_are_checked(own, plain, words):
 
 OPTIONS = ["attacks", "autoattack", "quick", "threat", "epsilon", "jobs", "checkpoint", "device"]
 OPTIONS += ["model", "weights", "data", "data-root", "no-trust"]
-OPTIONS += [field.name.replace("_", "-") for field in dataclasses.fields(Measuring) if field.name != "trust"]
+OPTIONS += [field.name.replace("_", "-") for field in dataclasses.fields(EvalConfig) if field.name != "trust"]
 
 
 @pytest.mark.parametrize(("verb", "options"), [("evaluate", OPTIONS), ("compare", ["resamples", "seed"])])

@@ -28,7 +28,7 @@ def test_photos_are_trained_on_through_shards(here, photos, tmp_path, monkeypatc
         *("train", "cifar10.small.at", "--set", "data.source=dataset.folder", "--data-root", photos),
         *("--data.source.size", 64, "--data.source.memory", 0, "--set", "data.augment=augment.resized_crop_flip"),
         *("--set", 'model={"kind": "model.resnet18", "stem": "imagenet"}', "--epochs", 1, "--batch", 8),
-        *("--data.holdout", 0, "--method.attack.steps", 1, "--probe.attack.steps", 1),
+        *("--data.holdout", 0, "--method.attack.steps", 1, "--validation.attack.steps", 1),
         *("--recompute-activations", "--channels-last", "no", "--device", "cpu", "--threads", 1, "--output", "run"),
     )
     assert (code, err) == (0, ""), out + err

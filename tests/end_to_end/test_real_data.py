@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from doubly.checkpoints.load import load_run
 from doubly.cli import main
 from doubly.data import DATASETS
 from doubly.errors import Interrupted
 from doubly.recipes import recipe
 from doubly.rundir import read_json, read_metrics, sha256
-from doubly.runs import load_run
-from doubly.runs.loop import train_run
+from doubly.training.loop import train_run
 
 MODEL = Path("checkpoints/last/model.safetensors")
 
@@ -28,7 +28,7 @@ def test_a_small_recipe_trains_resumes_and_evaluates(dataset, real_data, tmp_pat
     changes = [
         *("--set", f'data.imbalance={{"kind": "imbalance.kept", "file": "{kept}"}}'),
         *("--data-root", str(real_data), "--data.test-per-class", "2", "--epochs", "2", "--batch", "8"),
-        *("--method.attack.steps", "1", "--probe.attack.steps", "1", "--model.width", "4"),
+        *("--method.attack.steps", "1", "--validation.attack.steps", "1", "--model.width", "4"),
         *("--threads", "1", "--device", "cpu", "--channels-last", "no"),
     ]
     assert main(["train", name, *changes, "--output", str(whole)]) == 0

@@ -12,23 +12,24 @@ from rich.console import Console
 
 from doubly.cli import _train_options, main
 from doubly.cli.evaluate import _options as evaluate_options
-from doubly.cli.scheduler import command
-from doubly.recipes import plans, recipe
-from doubly.recipes.plans import PLANS, SCALES, Plan, Scale, jobs
+from doubly.evaluation.config import EvalConfig
+from doubly.jobs.search import with_changes
+from doubly.jobs.slurm import command
+from doubly.recipes import recipe
 from doubly.rundir import RunDir, read_json
-from doubly.runs import Measuring
-from doubly.runs.search import with_changes
+from doubly.studies import plans
+from doubly.studies.plans import PLANS, SCALES, Plan, Scale, jobs
 
 TINY = {
     "epochs": 1,
     "batch": 512,
     "model.width": 2,
-    "probe.size": 20,
+    "validation.size": 20,
     "method.attack.steps": 1,
-    "probe.attack.steps": 1,
+    "validation.attack.steps": 1,
     "device": "cpu",
 }
-HOW = Measuring(images=20, autoattack_images=2, trust_images=5)
+HOW = EvalConfig(images=20, autoattack_images=2, trust_images=5)
 PLAN = Plan("for tests", {"digits": ("at", "done_pgd"), "digits.imbalanced": ("at",)}, autoattack=True)
 
 
@@ -37,7 +38,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(PLANS, "tiny", PLAN)
     monkeypatch.setitem(SCALES, "small", Scale("", HOW, TINY))
-    monkeypatch.setattr("doubly.runs.estimate.PATIENCE", 0.01)
+    monkeypatch.setattr("doubly.jobs.cost.PATIENCE", 0.01)
     monkeypatch.setattr("doubly.cli.OUT", Console(width=200))
     monkeypatch.setattr("doubly.cli.ERR", Console(width=200, stderr=True))
 
@@ -69,7 +70,7 @@ def test_a_plan_in_two_processes_then_nothing_is_left(call, monkeypatch, request
         out.endswith("runs: here\npage: here/report-tiny/report.html\n") and Path("here/report-tiny/table.md").exists()
     )
     assert "DONE-PGD" in out and "digits.imbalanced" in out and "RA-Tail-30" in out
-    monkeypatch.setattr("doubly.runs.pool.ProcessPoolExecutor", None)
+    monkeypatch.setattr("doubly.jobs.pool.ProcessPoolExecutor", None)
     request.getfixturevalue("no_pictures")
     code, out, _ = call("tiny", "--seeds", 1, "--no-autoattack", "--output", "here")
     assert code == 0 and out.startswith("3 of 3 runs are done already") and "DONE-PGD" in out
@@ -174,10 +175,10 @@ def stubs(folder, programs):
     [
         (signal.SIGUSR1, "3", 0, "scontrol requeue 70_1\n"),  # the time is nearly up
         (signal.SIGUSR1, "100", 1, ""),  # not for ever
-        (signal.SIGTERM, "3", 143, ""),  # cancelled, or preempted: the cluster decides
+        (signal.SIGTERM, "3", 143, ""),  # canceled, or preempted: the cluster decides
     ],
 )
-def test_a_slurm_task_that_is_signalled_saves_first(call, tmp_path, number, restarts, code, queued):
+def test_a_slurm_task_that_is_signaled_saves_first(call, tmp_path, number, restarts, code, queued):
     call("tiny", "--seeds", 1, "--output", "here", "--slurm", "array.sh")
     text = Path("array.sh").read_text()
     assert "#SBATCH --requeue\n" in text and "#SBATCH --signal=B:USR1@120\n" in text

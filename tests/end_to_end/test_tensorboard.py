@@ -8,7 +8,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from doubly.rundir import read_metrics
 
 WORDS = ["train", "digits.imbalanced.done_pgd", "--model.width", 2, "--method.attack.steps", 1, "--epochs", 2]
-SMALL = [*WORDS, "--probe.attack.steps", 1, "--probe.size", 20, "--threads", 1, "--device", "cpu", "--output", "run"]
+SMALL = [
+    *WORDS,
+    "--validation.attack.steps",
+    1,
+    "--validation.size",
+    20,
+    "--threads",
+    1,
+    "--device",
+    "cpu",
+    "--output",
+    "run",
+]
 
 
 def test_curves_stand_beside_the_metrics(here, tmp_path):

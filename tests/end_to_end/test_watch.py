@@ -15,11 +15,11 @@ from doubly.cli.watch import look, watch
 from doubly.rundir import RunDir, append_metrics, write_json
 
 
-def row(epoch, probe=True, classes=None, **more):
+def row(epoch, validation=True, classes=None, **more):
     classes = {"cat": 0.1, "deer": None, "frog": 0.725} if classes is None else classes
     measured = {"on": "test", "n": 50, "sa": 0.5 + epoch / 100, "ra_pgd": 0.4, "ra_tail_30": 0.1, "per_class": classes}
     found = {"epoch": epoch, "loss": 2.0 / (epoch + 1), "lr": 0.1, "seconds": 30.0, "weight_ess": 0.9, "alarms": []}
-    return {**found, **({"probe": measured} if probe else {}), **more}
+    return {**found, **({"validation": measured} if validation else {}), **more}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def shown(*words, width=80, **settings):
 
 def test_a_run_at_work(make):
     alarm = row(3, alarms=["collapse: all answers are 'cat'"])
-    text = shown(make(rows=[row(0, seconds=500.0), row(1, probe=False), row(2), alarm]))
+    text = shown(make(rows=[row(0, seconds=500.0), row(1, validation=False), row(2), alarm]))
     lines = text.splitlines()
     assert lines[0] == "digits.at, seed 3"
     assert lines[1].endswith(" epoch 4 of 10, about 3 min left")  # by the median: the first epoch was slow
@@ -124,9 +124,9 @@ def test_what_is_no_run_is_refused(here, words, said):
 def test_rows_of_another_making_do_not_stop_it(make):
     odd = [
         {},
-        {"loss": "x", "probe": 3, "alarms": 1},
-        {"loss": 10**400, "probe": {"per_class": []}},
-        {"loss": math.nan, "probe": {"per_class": {"a": math.inf}}},
+        {"loss": "x", "validation": 3, "alarms": 1},
+        {"loss": 10**400, "validation": {"per_class": []}},
+        {"loss": math.nan, "validation": {"per_class": {"a": math.inf}}},
     ]
     assert shown(make(rows=odd, epochs="many")).splitlines() == ["digits.at, seed 3", "epoch 4"]
     assert "training loss" in shown(make("one", rows=[*odd, row(4)], epochs=[]))
@@ -151,7 +151,7 @@ def test_hostile_names_are_only_shown(make, tmp_path, several):
 @pytest.mark.parametrize("several", [False, True])
 def test_a_huge_run_stays_readable(make, tmp_path, width, several):
     classes = {f"class {i:04} with a long name, 名前": i / 1000 for i in reversed(range(1000))}
-    rows = [row(i, probe=i % 1000 == 999, classes=classes, loss=12345.678 + i) for i in range(5000)]
+    rows = [row(i, validation=i % 1000 == 999, classes=classes, loss=12345.678 + i) for i in range(5000)]
     make(rows=rows, epochs=5000)
     if several:
         make("other", rows=rows[:20])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from doubly.errors import UsageError
-from doubly.evaluation.examples import quantised, save_examples
+from doubly.evaluation.examples import quantized, save_examples
 from doubly.threat import L2Ball, LinfBall
 
 LEVELS = st.lists(st.integers(0, 255), min_size=1, max_size=30)
@@ -17,11 +17,11 @@ def column(values):
 
 
 @given(LEVELS, st.integers(1, 32), st.lists(st.floats(-1, 1), min_size=30, max_size=30))
-def test_grey_levels_never_leave_the_ball(levels, reach, shifts):
+def test_gray_levels_never_leave_the_ball(levels, reach, shifts):
     clean = column(levels) / 255
     radius = reach / 255
     attacked = (clean + radius * column(shifts[: len(levels)])).clamp(0, 1)
-    found = (quantised(attacked, clean, LinfBall(radius)).double() * 255).flatten()
+    found = (quantized(attacked, clean, LinfBall(radius)).double() * 255).flatten()
     assert torch.allclose(found, found.round(), atol=1e-4)
     assert found.min() >= 0 and found.max() <= 255
     assert ((found.round() - torch.tensor(levels)).abs() <= reach).all()
@@ -29,13 +29,13 @@ def test_grey_levels_never_leave_the_ball(levels, reach, shifts):
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(1.01, 20), st.booleans())
-def test_images_between_grey_levels_stay_within_the_ball_too(pixels, reach, up):
+def test_images_between_gray_levels_stay_within_the_ball_too(pixels, reach, up):
     clean, radius = column(pixels), reach / 255
-    found = quantised((clean + (radius if up else -radius)).clamp(0, 1), clean, LinfBall(radius))
+    found = quantized((clean + (radius if up else -radius)).clamp(0, 1), clean, LinfBall(radius))
     assert ((found - clean).abs() <= radius + 1e-6).all()
 
 
-def test_a_ball_without_a_grey_level_is_not_left_in_silence(tmp_path):
+def test_a_ball_without_a_gray_level_is_not_left_in_silence(tmp_path):
     clean = column([100.5]) / 255
     label = torch.tensor([0])
     found = save_examples(tmp_path, "png", clean, clean, label, label, LinfBall(0.3 / 255), lambda x: label)
@@ -44,8 +44,8 @@ def test_a_ball_without_a_grey_level_is_not_left_in_silence(tmp_path):
 
 def test_an_l2_ball_is_only_rounded():
     clean, attacked = column([0.0]), column([0.1])
-    assert quantised(attacked, clean, L2Ball(0.01)).item() == pytest.approx(26 / 255)
-    assert quantised(attacked, clean, LinfBall(0.01)).item() == pytest.approx(2 / 255)
+    assert quantized(attacked, clean, L2Ball(0.01)).item() == pytest.approx(26 / 255)
+    assert quantized(attacked, clean, LinfBall(0.01)).item() == pytest.approx(2 / 255)
 
 
 def images(channels=1, n=5, seed=0):
@@ -56,7 +56,7 @@ def images(channels=1, n=5, seed=0):
 
 
 class Answer:
-    """Remembers what it was asked; 0 where the first pixel is a whole grey level."""
+    """Remembers what it was asked; 0 where the first pixel is a whole gray level."""
 
     def __init__(self):
         self.asked = []
@@ -74,7 +74,7 @@ def test_pictures_are_scored_as_they_are_read_back(tmp_path, channels):
     found = save_examples(tmp_path / "new", "png", attacked, clean, y, ids, LinfBall(0.05), answer)
     files = sorted((tmp_path / "new").iterdir())
     assert [file.name for file in files] == [f"{10 * i + 3:06d}-class{i % 2:03d}.png" for i in range(5)]
-    expected = quantised(attacked, clean, LinfBall(0.05))
+    expected = quantized(attacked, clean, LinfBall(0.05))
     for file, image in zip(files, expected, strict=True):
         with Image.open(file) as picture:
             pixels = np.asarray(picture).reshape(4, 3, channels)

@@ -10,8 +10,8 @@ from doubly.attacks import FGSM, PGD
 from doubly.attacks.autoattack import AutoAttack
 from doubly.bilevel import NormalisedStep, SignStep
 from doubly.evaluation import trust
+from doubly.evaluation.api import evaluate
 from doubly.evaluation.result import EvalResult
-from doubly.runs import evaluate
 from doubly.threat import L2Ball, LinfBall
 
 EPSILON = 0.1
@@ -114,19 +114,19 @@ def test_a_network_without_gradient_is_caught_whatever_attack_is_run(attacks):
     assert found.trust["verdict"] == "suspicious"
 
 
-def probed(network, x, y, attack=ATTACK):
-    return {line.name: line for line in trust.probe(network, x, y, attack)}
+def validate(network, x, y, attack=ATTACK):
+    return {line.name: line for line in trust.attack_checks(network, x, y, attack)}
 
 
 def test_more_steps_show_that_the_attack_was_too_weak():
     short = PGD(LinfBall(EPSILON), 1, SignStep(0.02), "zero")
-    found = probed(Threshold(), *near(), short)
+    found = validate(Threshold(), *near(), short)
     assert found["more steps"].verdict == "suspicious" and found["more steps"].value == 0.75
     assert found["more restarts"] == ("more restarts", 0.0, "fine", found["more restarts"].text)
 
 
 def test_more_restarts_show_that_the_attack_was_lucky():
-    found = probed(Threshold(), *near(64, 1), PGD(LinfBall(EPSILON), 0))
+    found = validate(Threshold(), *near(64, 1), PGD(LinfBall(EPSILON), 0))
     assert found["more restarts"].verdict == "suspicious" and 0.4 < found["more restarts"].value < 0.8
 
 
@@ -140,8 +140,8 @@ def test_a_hidden_gradient_counts_among_right_answers_alone():
             hidden = (torch.arange(len(x)) < 9).view(-1, 1) & (torch.tensor(len(x)) == 16)
             return torch.where(hidden, logits.detach(), logits)
 
-    assert probed(Half(), x, y)["zero gradients"].value == 1 / 8
-    assert probed(Half(), x, 1 - near()[1])["zero gradients"].value == 0
+    assert validate(Half(), x, y)["zero gradients"].value == 1 / 8
+    assert validate(Half(), x, 1 - near()[1])["zero gradients"].value == 0
 
 
 def test_the_logit_scale_is_the_median_gap_of_the_two_largest():
@@ -155,7 +155,7 @@ def test_the_logit_scale_is_the_median_gap_of_the_two_largest():
                 super().forward(x) if len(x) == 3 else torch.eye(3)[:1].repeat(len(x), 1) + x.mean((1, 2, 3))[:, None]
             )
 
-    assert probed(Given(), torch.full((3, 1, 1, 1), 0.5), torch.tensor([2, 2, 2]))["logit scale"].value == 2
+    assert validate(Given(), torch.full((3, 1, 1, 1), 0.5), torch.tensor([2, 2, 2]))["logit scale"].value == 2
 
 
 @pytest.mark.parametrize("threat", [LinfBall(0.01), L2Ball(0.01)])
@@ -168,7 +168,7 @@ def test_an_unbounded_attack_reaches_every_image(threat):
 def test_a_probe_leaves_the_network_as_it_was():
     network = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, 2)).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    trust.probe(network, *near(), ATTACK)
+    trust.attack_checks(network, *near(), ATTACK)
     assert all(module.training for module in network.modules())
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(p.requires_grad and p.grad is None for p in network.parameters())
@@ -262,5 +262,5 @@ def test_a_panel_of_nothing_is_not_fine():
 
 
 def test_an_l2_attack_is_probed_with_l2_steps():
-    found = probed(Threshold(), *near(), PGD(L2Ball(0.2), 5, NormalisedStep(0.05)))
+    found = validate(Threshold(), *near(), PGD(L2Ball(0.2), 5, NormalisedStep(0.05)))
     assert {line.verdict for line in found.values()} == {"fine"}

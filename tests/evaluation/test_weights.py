@@ -14,9 +14,9 @@ ROWS = st.lists(st.floats(0, 20), min_size=1, max_size=40).map(np.array)
 RADII = st.floats(0.05, 50)
 
 
-def weights(losses, r=1.0, normalise="all", batch=128, y=None, classes=1, accuracies=None):
+def weights(losses, r=1.0, normalize="all", batch=128, y=None, classes=1, accuracies=None):
     y = np.zeros(len(losses), dtype=int) if y is None else y
-    return KLWeights.of(losses, y, np.zeros(classes) if accuracies is None else accuracies, r, normalise, batch)
+    return KLWeights.of(losses, y, np.zeros(classes) if accuracies is None else accuracies, r, normalize, batch)
 
 
 @given(ROWS, RADII)
@@ -111,24 +111,24 @@ def test_what_does_not_vary_has_no_correlation(losses, accuracies):
 
 def test_rounding_has_no_correlation():
     y = np.repeat([0, 1, 2], [3, 7, 11])
-    found = weights(np.full(21, np.log(3)), normalise="batch", y=y, accuracies=np.array([1.0, 0.0, 0.0]))
+    found = weights(np.full(21, np.log(3)), normalize="batch", y=y, accuracies=np.array([1.0, 0.0, 0.0]))
     assert found.correlation() == {"pearson": None, "spearman": None}
 
 
 def test_equal_losses_have_no_correlation_whatever_is_left_for_the_last_batch():
     y = np.arange(150) % 10
-    found = weights(np.full(150, np.log(10)), normalise="batch", y=y, accuracies=(y[:10] == 0).astype(float))
+    found = weights(np.full(150, np.log(10)), normalize="batch", y=y, accuracies=(y[:10] == 0).astype(float))
     assert found.correlation() == {"pearson": None, "spearman": None}
 
 
-def test_the_summary_names_r_and_the_normalisation():
+def test_the_summary_names_r_and_the_normalization():
     y = np.array([0, 0, 2])
     found = EvalResult(y, ("a", "b", "c"), {"clean": y, "pgd": 0 * y}, losses={"pgd": np.array([0.1, 0.2, 9.0])})
     one = found.weights(0.5, "all").summary(found.names)
-    assert (one["r"], one["normalise"], "batch" in one) == (0.5, "all", False)
+    assert (one["r"], one["normalize"], "batch" in one) == (0.5, "all", False)
     assert one["above_0.001_per_class"] == {"a": 0.0, "b": None, "c": 1.0} and one["above_0.001"] == 1 / 3
     assert one["correlation_with_class_accuracy"]["pearson"] == pytest.approx(-1)
-    assert [(w["r"], w["normalise"], w["batch"]) for w in found.summary()["weights"]] == [
+    assert [(w["r"], w["normalize"], w["batch"]) for w in found.summary()["weights"]] == [
         (10.0, "batch", 128),
         (1.0, "batch", 128),
         (0.1, "batch", 128),
@@ -142,7 +142,7 @@ def test_the_summary_names_r_and_the_normalisation():
         ({"r": -1.0}, "r must be positive"),
         ({"r": float("nan")}, "r must be positive"),
         ({"batch": 0}, "batch at least 1"),
-        ({"normalise": "none"}, "batch, all, mean_one, got 'none'"),
+        ({"normalize": "none"}, "batch, all, mean_one, got 'none'"),
     ],
 )
 def test_wrong_settings_are_one_sentence(settings, said):

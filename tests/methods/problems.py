@@ -13,7 +13,7 @@ def knowing_network():
         torch.manual_seed(0)
         layers = nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4)
         model = nn.Sequential(nn.Flatten(), *layers).double().train()
-    samples = labelled_noise(64)
+    samples = labeled_noise(64)
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     for _ in range(25):
         optimizer.zero_grad()
@@ -23,7 +23,7 @@ def knowing_network():
     return model
 
 
-def labelled_noise(count=24):
+def labeled_noise(count=24):
     """Noise that is brighter the higher its class."""
     generator = torch.Generator().manual_seed(1)
     y = torch.arange(count) % 4

@@ -8,15 +8,15 @@ from torch import nn
 
 from doubly.attacks import FGSM, PGD
 from doubly.bilevel import SignStep
+from doubly.config.serialize import from_json, to_json
 from doubly.errors import UsageError
 from doubly.methods import AT, AWP, CFOL, DONE, FAT, FRL, GAIRAT, METHODS, TRADES, Standard
-from doubly.runs.saved_config import from_json, to_json
 from doubly.schedules import Constant
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
-MOMENT = Moment(epoch=1, step=4, progress=0.7, seed=9)
+TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.7, seed=9)
 COUNTS = torch.tensor([40, 20, 10])
 
 
@@ -26,7 +26,7 @@ def smooth():
         return nn.Sequential(nn.Flatten(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
-def normalised(dropout=0.0):
+def normalized(dropout=0.0):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layers = [nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(dropout), nn.Flatten()]
@@ -42,7 +42,7 @@ def gradient(scalar, model):
     return torch.cat([g.flatten() for g in torch.autograd.grad(scalar, list(model.parameters()))])
 
 
-def objective(method, model, state=None, moment=MOMENT):
+def objective(method, model, state=None, moment=TRAIN_STEP):
     return method.objective(model, samples(), method.init(COUNTS) if state is None else state, moment)
 
 
@@ -72,13 +72,13 @@ class Counting(nn.Module):
 
 def test_the_update_is_the_gradient_of_at_at_the_perturbed_weights():
     model, batch = smooth(), samples()
-    delta = ATTACK(model, batch.x, batch.y, MOMENT.generator("attack"))
+    delta = ATTACK(model, batch.x, batch.y, TRAIN_STEP.generator("attack"))
     loss = F.cross_entropy(model(batch.x + delta), batch.y)
     other = moved(model, torch.autograd.grad(loss, list(model.parameters())), 0.05)
     expected = F.cross_entropy(other(batch.x + delta), batch.y)
     found = objective(AWP(AT(ATTACK), 0.05), model)
-    assert found.scalar.item() == pytest.approx(expected.item(), rel=1e-12)
-    assert torch.allclose(gradient(found.scalar, model), gradient(expected, other), rtol=1e-10, atol=1e-14)
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert torch.allclose(gradient(found.loss, model), gradient(expected, other), rtol=1e-10, atol=1e-14)
     assert found.record["awp_rise"].item() == pytest.approx((expected - loss).item(), rel=1e-9) and expected > loss
 
 
@@ -86,11 +86,11 @@ def test_one_weight_matrix_by_hand():
     model = nn.Linear(1, 2).double()
     model.weight.data, model.bias.data = torch.tensor([[3.0], [4.0]]).double(), torch.zeros(2).double()
     batch = Batch(torch.ones(1, 1).double(), torch.tensor([0]))
-    found = AWP(Standard(), 0.1).objective(model, batch, {}, MOMENT)
+    found = AWP(Standard(), 0.1).objective(model, batch, {}, TRAIN_STEP)
     # z = W x = (3, 4), and dCE/dW = (-p_1, p_1) points along (-1, 1) / sqrt 2. |W| = 5, so v = 0.5 (-1, 1) / sqrt 2.
     gap = torch.tensor(1 + 1 / 2**0.5, dtype=torch.float64)
-    assert found.scalar.item() == pytest.approx(gap.exp().log1p().item(), rel=1e-12)
-    found.scalar.backward()
+    assert found.loss.item() == pytest.approx(gap.exp().log1p().item(), rel=1e-12)
+    found.loss.backward()
     rate = gap.sigmoid().item()
     assert model.weight.grad.flatten().tolist() == pytest.approx([-rate, rate], rel=1e-12)
     assert model.weight.tolist() == [[3.0], [4.0]]
@@ -100,18 +100,18 @@ def test_only_tensors_named_weight_with_more_than_one_dimension_move_each_by_gam
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
-            self.network, self.kernel = normalised(), nn.Parameter(torch.eye(3).double())
+            self.network, self.kernel = normalized(), nn.Parameter(torch.eye(3).double())
 
         def forward(self, x):
             return self.network(x) @ self.kernel
 
     model = Odd().eval()
     model.network[0].weight.requires_grad_(False)
-    scalar = AT(ATTACK).objective(model, samples(), {}, MOMENT).scalar
+    scalar = AT(ATTACK).objective(model, samples(), {}, TRAIN_STEP).loss
     found = AWP(gamma=0.2).perturbation(model, scalar)
     assert found.keys() == {"network.5.weight"}
     weight = model.network[5].weight
-    (slope,) = torch.autograd.grad(AT(ATTACK).objective(model, samples(), {}, MOMENT).scalar, weight)
+    (slope,) = torch.autograd.grad(AT(ATTACK).objective(model, samples(), {}, TRAIN_STEP).loss, weight)
     shift = found["network.5.weight"]
     assert not shift.requires_grad and shift.norm().item() == pytest.approx(0.2 * weight.norm().item())
     assert F.cosine_similarity(shift.flatten(), slope.flatten(), 0).item() == pytest.approx(1)  # upwards
@@ -131,19 +131,19 @@ def test_done_keeps_its_implicit_term_at_the_perturbed_weights(implicit, curvatu
     attack = PGD(LinfBall(0.2, barrier=1e-2), 3, SignStep(0.05))
     done = DONE(attack, temperature=Constant(0.5), damping=1.0, implicit=implicit, curvature=curvature)
     model, batch = smooth(), samples()
-    delta = attack(model, batch.x, batch.y, MOMENT.generator("attack"))
-    state = done.direction(model, batch, delta, {}, MOMENT).state
-    slopes = torch.autograd.grad(done.direction(model, batch, delta, state, MOMENT).scalar, list(model.parameters()))
+    delta = attack(model, batch.x, batch.y, TRAIN_STEP.generator("attack"))
+    state = done.direction(model, batch, delta, {}, TRAIN_STEP).state
+    slopes = torch.autograd.grad(done.direction(model, batch, delta, state, TRAIN_STEP).loss, list(model.parameters()))
     other = moved(model, slopes, 0.05)
-    expected = done.direction(other, batch, delta, state, MOMENT)
+    expected = done.direction(other, batch, delta, state, TRAIN_STEP)
     found = objective(AWP(done, 0.05), model, state)
     rough = curvature == "full" or implicit == "first_order"  # a solve, or a quotient of small differences
-    slope = gradient(expected.scalar, other)
-    assert torch.allclose(gradient(found.scalar, model), slope, rtol=1e-6 if rough else 1e-9, atol=1e-10)
-    assert torch.allclose(found.weights, expected.cotangents) and torch.allclose(found.losses, expected.values)
+    slope = gradient(expected.loss, other)
+    assert torch.allclose(gradient(found.loss, model), slope, rtol=1e-6 if rough else 1e-9, atol=1e-10)
+    assert torch.allclose(found.weights, expected.cotangents) and torch.allclose(found.sample_losses, expected.values)
     assert all(torch.allclose(found.state[key], expected.state[key]) for key in expected.state)
     plain = dataclasses.replace(done, implicit="none", curvature="barrier")
-    without = gradient(plain.direction(other, batch, delta, state, MOMENT).scalar, other)
+    without = gradient(plain.direction(other, batch, delta, state, TRAIN_STEP).loss, other)
     assert implicit == "none" or (slope - without).norm() > 1e-3 * without.norm()  # the term is there to be seen
 
 
@@ -152,7 +152,7 @@ def test_done_exact_is_the_penalty_written_out_at_the_perturbed_weights():
     attack = PGD(LinfBall(0.2, barrier=1e-2), 3, SignStep(0.05))
     done = DONE(attack, temperature=Constant(0.5), eta=1.0, damping=1.0)
     model, batch = smooth(), samples()
-    delta = attack(model, batch.x, batch.y, MOMENT.generator("attack")).requires_grad_()
+    delta = attack(model, batch.x, batch.y, TRAIN_STEP.generator("attack")).requires_grad_()
 
     def written_out(network):
         losses = F.cross_entropy(network(batch.x + delta), batch.y, reduction="none")
@@ -165,7 +165,7 @@ def test_done_exact_is_the_penalty_written_out_at_the_perturbed_weights():
     slopes = torch.autograd.grad(written_out(model), list(model.parameters()))
     other = moved(model, slopes, 0.05)
     found = objective(AWP(done, 0.05), model)
-    assert torch.allclose(gradient(found.scalar, model), gradient(written_out(other), other), rtol=1e-8, atol=1e-12)
+    assert torch.allclose(gradient(found.loss, model), gradient(written_out(other), other), rtol=1e-8, atol=1e-12)
 
 
 # --- what it becomes at its ends ---
@@ -174,36 +174,36 @@ def test_done_exact_is_the_penalty_written_out_at_the_perturbed_weights():
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "awp"])
 def test_gamma_zero_and_warm_up_are_the_wrapped_method_exactly(name):
     method = METHODS[name]()
-    plain = normalised()
+    plain = normalized()
     expected = objective(method, plain)
-    slope = gradient(expected.scalar, plain)
+    slope = gradient(expected.loss, plain)
     for wrapped in (AWP(method, 0.0), AWP(method, 0.3, warm_up=0.71)):
-        model = normalised()
+        model = normalized()
         found = objective(wrapped, model)
-        assert torch.equal(gradient(found.scalar, model), slope)
-        assert torch.equal(found.losses, expected.losses) and found.record.keys() == expected.record.keys()
+        assert torch.equal(gradient(found.loss, model), slope)
+        assert torch.equal(found.sample_losses, expected.sample_losses) and found.record.keys() == expected.record.keys()
         assert torch.equal(model[1].running_mean, plain[1].running_mean)
-    begun = objective(AWP(method, 0.3, warm_up=0.7), normalised())
-    assert not torch.equal(begun.losses, expected.losses)
+    begun = objective(AWP(method, 0.3, warm_up=0.7), normalized())
+    assert not torch.equal(begun.sample_losses, expected.sample_losses)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "awp"])
 def test_a_tiny_gamma_is_nearly_the_wrapped_method_and_its_attack_runs_once(name):
     """Every method as it comes, replay, state and record included."""
     method, wrapped = METHODS[name](), AWP(METHODS[name](), 1e-9)
-    one, other = Counting(normalised(0.3)), Counting(normalised(0.3))
+    one, other = Counting(normalized(0.3)), Counting(normalized(0.3))
     stand, after = torch.get_rng_state(), []
     state, kept, same = method.init(COUNTS), wrapped.init(COUNTS), {"rtol": 1e-5, "atol": 1e-6}
     for epoch in range(2):
         found = []
         for kind, model, remembered in ((method, one, state), (wrapped, other, kept)):
             torch.set_rng_state(stand)
-            found.append(objective(kind, model, remembered, Moment(epoch, 0, 0.7)))
+            found.append(objective(kind, model, remembered, TrainStep(epoch, 0, 0.7)))
             after.append(torch.get_rng_state())
         state, kept = found[0].state, found[1].state
-        assert torch.allclose(gradient(found[0].scalar, one), gradient(found[1].scalar, other), **same)
+        assert torch.allclose(gradient(found[0].loss, one), gradient(found[1].loss, other), **same)
         assert torch.allclose(found[0].weights, found[1].weights, **same)
-        assert torch.allclose(found[0].losses, found[1].losses, **same)
+        assert torch.allclose(found[0].sample_losses, found[1].sample_losses, **same)
         assert torch.allclose(one.network[1].running_mean, other.network[1].running_mean, **same)
         assert state.keys() == kept.keys() and all(torch.allclose(state[k], kept[k], **same) for k in state)
         for key, value in found[0].record.items():
@@ -269,7 +269,7 @@ def test_restarts_are_replayed_in_their_order():
     model = smooth()
     found = objective(AWP(Listening(attack), 0.1), model)
     expected = objective(AWP(AT(attack), 0.1), model)
-    assert torch.equal(found.losses, expected.losses)
+    assert torch.equal(found.sample_losses, expected.sample_losses)
     assert len(shown) == 2 and len(shown[0]) == len(shown[1]) == 3 * 3 + 2 * 2
     assert all(torch.equal(a, b) for a, b in zip(*shown, strict=True))
 
@@ -278,7 +278,7 @@ def test_restarts_are_replayed_in_their_order():
 
 
 def test_batch_norm_remembers_the_pass_at_the_perturbed_weights_alone():
-    model, seen, answers = normalised(), [], []
+    model, seen, answers = normalized(), [], []
     model[1].register_forward_hook(lambda module, given, out: seen.append(given[0].detach()))
     model.register_forward_hook(lambda module, given, out: answers.append(out.detach()))
     found = objective(AWP(AT(ATTACK), 0.1), model)
@@ -288,7 +288,7 @@ def test_batch_norm_remembers_the_pass_at_the_perturbed_weights_alone():
 
 
 def test_weights_flags_modes_and_gradients_stay_and_only_backward_adds_to_them():
-    model = normalised()
+    model = normalized()
     model[3].eval()
     model[0].bias.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
@@ -297,7 +297,7 @@ def test_weights_flags_modes_and_gradients_stay_and_only_backward_adds_to_them()
     assert all(torch.equal(before[name], model.state_dict()[name]) for name in names)
     assert all(p.grad is None for p in model.parameters()) and not model[3].training and model[1].training
     assert [p.requires_grad for p in model.parameters()] == [True, False] + [True] * 4
-    found.scalar.backward()
+    found.loss.backward()
     assert model[0].bias.grad is None and all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
@@ -314,18 +314,18 @@ def test_tied_weights_move_together():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Tied().double()
-    scalar = objective(AT(ATTACK), model).scalar
+    scalar = objective(AT(ATTACK), model).loss
     other = moved(model, torch.autograd.grad(scalar, list(model.parameters())), 0.1)
     assert other.two.weight is other.one.weight
-    delta = ATTACK(model, samples().x, samples().y, MOMENT.generator("attack"))
+    delta = ATTACK(model, samples().x, samples().y, TRAIN_STEP.generator("attack"))
     expected = F.cross_entropy(other(samples().x + delta), samples().y)
-    found = objective(AWP(AT(ATTACK), 0.1), model).scalar
+    found = objective(AWP(AT(ATTACK), 0.1), model).loss
     assert torch.allclose(gradient(found, model), gradient(expected, other), rtol=1e-9, atol=1e-14)
 
 
 def test_state_and_sampling_are_those_of_the_wrapped_method():
     cfol = CFOL(ATTACK, eta=0.1)
-    state = objective(AWP(cfol), normalised()).state
+    state = objective(AWP(cfol), normalized()).state
     assert torch.equal(AWP(cfol).sampling(state), cfol.sampling(state)) and state["scores"].sum() > 0
     assert AWP(AT()).sampling({}) is None
     with pytest.raises(UsageError, match="counts"):
@@ -336,11 +336,13 @@ def test_two_processes_perturb_as_one(monkeypatch):
     """The gradient that chooses v is that of all processes' samples."""
     model = smooth()
     halves = [samples()._replace(x=part.x, y=part.y) for part in (_rows(0, 3), _rows(3, 6))]
-    scalars = [Standard().objective(model, half, {}, MOMENT).scalar for half in halves]
-    together = AWP().perturbation(model, Standard().objective(model, samples(), {}, MOMENT).scalar)
+    scalars = [Standard().objective(model, half, {}, TRAIN_STEP).loss for half in halves]
+    together = AWP().perturbation(model, Standard().objective(model, samples(), {}, TRAIN_STEP).loss)
     weights = [model[1].weight, model[3].weight]
     theirs = torch.autograd.grad(scalars[1], weights)
-    monkeypatch.setattr("doubly.parallel.mean", lambda own: [(a + b) / 2 for a, b in zip(own, theirs, strict=True)])
+    monkeypatch.setattr(
+        "doubly.distributed.collectives.mean", lambda own: [(a + b) / 2 for a, b in zip(own, theirs, strict=True)]
+    )
     shared = AWP().perturbation(model, scalars[0])
     assert all(torch.allclose(shared[name], together[name], rtol=1e-12) for name in together)
 

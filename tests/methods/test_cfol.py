@@ -13,11 +13,11 @@ from doubly.errors import UsageError
 from doubly.losses import TradesLoss
 from doubly.methods import AT, CFOL
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
 STILL = PGD(LinfBall(0.1), 0, start="zero")  # delta = 0, so that the logits are known
-MOMENT = Moment(epoch=1, step=4, progress=0.2, seed=9)
+TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 
 
 class Answers(nn.Module):
@@ -71,32 +71,32 @@ def test_scores_rise_by_the_inverse_probability_of_each_mistake_by_hand():
     """Five images, three mistakes: one of class 0, two of class 2. At first p = 1/3."""
     batch = saying([1, 0, 1, 0, 1], [0, 0, 1, 2, 2])
     method = CFOL(STILL, eta=0.1)
-    first = method.objective(Answers(), batch, method.init(torch.tensor([4, 4, 4])), MOMENT)
+    first = method.objective(Answers(), batch, method.init(torch.tensor([4, 4, 4])), TRAIN_STEP)
     assert first.state["scores"].tolist() == pytest.approx([0.1 * 3, 0, 0.1 * 6])
     # Within an epoch the classes are still drawn as they were at its beginning ...
-    second = method.objective(Answers(), batch, first.state, MOMENT._replace(step=5))
+    second = method.objective(Answers(), batch, first.state, TRAIN_STEP._replace(step=5))
     assert second.state["scores"].tolist() == pytest.approx([0.6, 0, 1.2])
     # ... and in the next by the p that the loader was given.
     e = [math.exp(w) for w in (0.6, 0, 1.2)]
     p = [0.5 / 3 + 0.5 * part / sum(e) for part in e]
     assert method.sampling(second.state).tolist() == pytest.approx(p)
-    third = method.objective(Answers(), batch, second.state, MOMENT._replace(epoch=2, step=0))
+    third = method.objective(Answers(), batch, second.state, TRAIN_STEP._replace(epoch=2, step=0))
     assert third.state["scores"].tolist() == pytest.approx([0.6 + 0.1 / p[0], 0, 1.2 + 0.1 * 2 / p[2]])
     assert third.record["largest_class_probability"].item() == pytest.approx(max(p))
-    fourth = method.objective(Answers(), batch, third.state, MOMENT._replace(epoch=2, step=1))
+    fourth = method.objective(Answers(), batch, third.state, TRAIN_STEP._replace(epoch=2, step=1))
     assert fourth.state["scores"].tolist() == pytest.approx([0.6 + 0.2 / p[0], 0, 1.2 + 0.2 * 2 / p[2]])
 
 
 def test_in_reweighting_a_class_is_drawn_by_its_share_of_the_images():
     batch = saying([1, 0, 1, 0, 1], [0, 0, 1, 2, 2])
     method = CFOL(STILL, mode="reweighting", eta=0.1)
-    found = method.objective(Answers(), batch, method.init(torch.tensor([5, 3, 2])), MOMENT)
+    found = method.objective(Answers(), batch, method.init(torch.tensor([5, 3, 2])), TRAIN_STEP)
     assert found.state["scores"].tolist() == pytest.approx([0.1 * 10 / 5, 0, 0.1 * 2 * 10 / 2])
     assert method.sampling(found.state) is None
 
 
 def test_an_epoch_raises_each_score_by_eta_n_times_the_class_s_error_in_either_mode():
-    """What 1 / q is for: the loader's draws, whatever they favour, estimate the same error of each class."""
+    """What 1 / q is for: the loader's draws, whatever they favor, estimate the same error of each class."""
     wrong = torch.tensor([0.1, 0.5, 0.9])
     y = torch.repeat_interleave(torch.arange(3), torch.tensor([3000, 2000, 1000]))
     rank = torch.cat([torch.arange(n) / n for n in (3000, 2000, 1000)])
@@ -109,19 +109,19 @@ def test_an_epoch_raises_each_score_by_eta_n_times_the_class_s_error_in_either_m
         for epoch in (1, 2):
             before = state["scores"]
             for step, batch in enumerate(batches(images, 500, 0, epoch, probabilities=method.sampling(state))):
-                state = method.objective(Answers(), batch, state, Moment(epoch, step)).state
+                state = method.objective(Answers(), batch, state, TrainStep(epoch, step)).state
             assert torch.allclose(state["scores"] - before, 0.25 * wrong.double(), rtol=0.15)
 
 
 def test_two_processes_learn_as_one(monkeypatch):
     batch, method = saying([1, 0, 1, 0, 1, 1], [0, 0, 1, 2, 2, 0]), CFOL(STILL, eta=0.1)
     state = method.init(torch.tensor([4, 4, 4]))
-    whole = method.objective(Answers(), batch, state, MOMENT).state["scores"]
+    whole = method.objective(Answers(), batch, state, TRAIN_STEP).state["scores"]
     halves, sent = [Batch(*(part[rows] for part in batch)) for rows in (slice(0, 3), slice(3, 6))], []
-    monkeypatch.setattr("doubly.parallel.gather", lambda own: sent.append(own) or own)
-    method.objective(Answers(), halves[1], state, MOMENT)
-    monkeypatch.setattr("doubly.parallel.gather", lambda own: torch.cat([own, sent[0]]))
-    assert torch.allclose(method.objective(Answers(), halves[0], state, MOMENT).state["scores"], whole)
+    monkeypatch.setattr("doubly.distributed.collectives.gather", lambda own: sent.append(own) or own)
+    method.objective(Answers(), halves[1], state, TRAIN_STEP)
+    monkeypatch.setattr("doubly.distributed.collectives.gather", lambda own: torch.cat([own, sent[0]]))
+    assert torch.allclose(method.objective(Answers(), halves[0], state, TRAIN_STEP).state["scores"], whole)
 
 
 # --- the model ---
@@ -133,23 +133,21 @@ def test_the_loss_is_weighted_by_c_p_y_in_reweighting_and_not_in_sampling():
     for mode, weights in (("sampling", torch.ones(9)), ("reweighting", (3 * p).float()[samples().y])):
         method, model, twin = CFOL(ATTACK, mode=mode), network(), network()
         state = {**method.init(torch.tensor([4, 4, 4])), "scores": scores}
-        found = method.objective(model, samples(), state, MOMENT)
-        delta = ATTACK(twin, samples().x, samples().y, MOMENT.generator("attack"))
+        found = method.objective(model, samples(), state, TRAIN_STEP)
+        delta = ATTACK(twin, samples().x, samples().y, TRAIN_STEP.generator("attack"))
         losses = F.cross_entropy(twin(samples().x + delta), samples().y, reduction="none")
-        assert torch.allclose(found.weights, weights) and torch.allclose(found.losses, losses)
-        for a, b in zip(gradients(found.scalar, model), gradients((weights * losses).mean(), twin), strict=True):
+        assert torch.allclose(found.weights, weights) and torch.allclose(found.sample_losses, losses)
+        for a, b in zip(gradients(found.loss, model), gradients((weights * losses).mean(), twin), strict=True):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("mode", ["sampling", "reweighting"])
-def test_gamma_one_is_at_whatever_the_adversary_has_learnt(mode):
+def test_gamma_one_is_at_whatever_the_adversary_has_learned(mode):
     method, model, twin = CFOL(ATTACK, mode=mode, gamma=1.0, eta=1.0), network(), network()
     state = {**method.init(torch.tensor([6, 4, 2])), "scores": torch.tensor([0.0, 50.0, 2.0]).double()}
-    found, at = (kind.objective(net, samples(), state, MOMENT) for kind, net in ((method, model), (AT(ATTACK), twin)))
-    assert torch.equal(found.scalar, at.scalar)
-    assert all(
-        torch.equal(a, b) for a, b in zip(gradients(found.scalar, model), gradients(at.scalar, twin), strict=True)
-    )
+    found, at = (kind.objective(net, samples(), state, TRAIN_STEP) for kind, net in ((method, model), (AT(ATTACK), twin)))
+    assert torch.equal(found.loss, at.loss)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(found.loss, model), gradients(at.loss, twin), strict=True))
     if mode == "sampling":  # and the classes are drawn as balanced AT draws them
         assert torch.allclose(method.sampling(found.state), torch.full((3,), 1 / 3).double())
 
@@ -158,7 +156,7 @@ def test_eta_zero_leaves_the_adversary_at_the_uniform_distribution():
     method = CFOL(ATTACK, eta=0.0)
     state = method.init(torch.tensor([6, 4, 2]))
     for epoch in range(3):
-        state = method.objective(network(), samples(), state, Moment(epoch)).state
+        state = method.objective(network(), samples(), state, TrainStep(epoch)).state
     assert torch.allclose(method.sampling(state), torch.full((3,), 1 / 3).double())
 
 
@@ -167,7 +165,7 @@ def test_scores_do_not_depend_on_the_order_of_the_samples():
     method = CFOL(STILL, eta=0.1)
     state = method.init(torch.tensor([4, 4, 4]))
     one, other = (
-        method.objective(Answers(), given, state, MOMENT).state["scores"]
+        method.objective(Answers(), given, state, TRAIN_STEP).state["scores"]
         for given in (batch, Batch(*(part[order] for part in batch)))
     )
     assert torch.allclose(one, other, rtol=1e-12)
@@ -175,7 +173,7 @@ def test_scores_do_not_depend_on_the_order_of_the_samples():
 
 def test_nothing_flows_back_into_the_adversary():
     method, model = CFOL(ATTACK, mode="reweighting", eta=1.0), network()
-    found = method.objective(model, samples(), method.init(torch.tensor([3, 3, 3])), MOMENT)
+    found = method.objective(model, samples(), method.init(torch.tensor([3, 3, 3])), TRAIN_STEP)
     assert not found.weights.requires_grad and not any(value.requires_grad for value in found.state.values())
 
 

@@ -24,11 +24,11 @@ from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, LogitMargin, MartLoss, TradesLoss
 from doubly.methods import AT, DONE
 from doubly.recipes import recipe
-from doubly.runs import train_run
-from doubly.runs.build import load_splits
 from doubly.schedules import Constant, Piecewise
 from doubly.threat import L2Ball, LinfBall
-from doubly.types import Batch, Moment
+from doubly.training.loop import train_run
+from doubly.training.setup import load_splits
+from doubly.types import Batch, TrainStep
 
 THREAT = LinfBall(0.2, barrier=1e-2)
 
@@ -58,7 +58,7 @@ def gradient(scalar, model):
 
 
 def moment(step=0, progress=0.0):
-    return Moment(step=step, progress=progress)
+    return TrainStep(step=step, progress=progress)
 
 
 # --- what it becomes at its ends ---
@@ -75,7 +75,7 @@ def test_large_r_and_cap_one_are_at_in_every_step(ends):
         batch = samples()._replace(y=(samples().y + step) % 3)
         found = method.objective(model, batch, state, moment(step))
         expected = AT(attack).objective(model, batch, {}, moment(step))
-        assert torch.allclose(gradient(found.scalar, model), gradient(expected.scalar, model), rtol=1e-7, atol=1e-10)
+        assert torch.allclose(gradient(found.loss, model), gradient(expected.loss, model), rtol=1e-7, atol=1e-10)
         state = found.state
 
 
@@ -85,7 +85,7 @@ def test_small_r_is_the_gradient_of_the_worst_sample():
     found = method.objective(model, batch, {}, moment())
     delta = method.attack(model, batch.x, batch.y, moment().generator("attack"))
     worst = F.cross_entropy(model(batch.x + delta), batch.y, reduction="none").max()
-    assert torch.allclose(gradient(found.scalar, model), gradient(worst, model), rtol=1e-6)
+    assert torch.allclose(gradient(found.loss, model), gradient(worst, model), rtol=1e-6)
 
 
 def test_the_temperature_follows_training_and_seeds_again():
@@ -94,7 +94,7 @@ def test_the_temperature_follows_training_and_seeds_again():
     for progress, r in [(0.0, 10.0), (0.5, 10.0), (0.7, 1.0), (0.9, 0.1)]:
         found = method.objective(model, batch, state, moment(progress=progress))
         assert found.state["r"].item() == r
-        by_hand = torch.softmax(found.losses / r, 0) * len(batch.y)
+        by_hand = torch.softmax(found.sample_losses / r, 0) * len(batch.y)
         assert torch.allclose(found.weights, by_hand) or progress == 0.5
         state = found.state
 
@@ -106,7 +106,7 @@ def test_the_variants_run_with_every_implicit_term(rule, implicit):
     method = DONE(PGD(THREAT, 4, rule), cap=5.0, implicit=implicit)
     for progress in (0.1, 0.7, 0.9):
         found = method.objective(model, batch, {}, moment(progress=progress))
-        assert gradient(found.scalar, model).isfinite().all() and found.weights.max() <= 5
+        assert gradient(found.loss, model).isfinite().all() and found.weights.max() <= 5
 
 
 # --- other divergences, by name ---
@@ -134,7 +134,7 @@ def test_the_weights_of_a_divergence_are_those_of_its_composition(divergence, op
     for step in range(3):
         batch = samples(12)._replace(y=(samples(12).y + step) % 3)
         found = method.objective(model, batch, state, moment(step))
-        expected, expected_state = composition.update(found.losses, found.losses, expected_state)
+        expected, expected_state = composition.update(found.sample_losses, found.sample_losses, expected_state)
         state = found.state
         assert torch.equal(found.weights, expected) and found.weights.std() > 0.1
         assert state.keys() == expected_state.keys()
@@ -148,7 +148,7 @@ def test_without_implicit_term_a_divergence_is_a_weighted_mean_of_the_losses(div
     delta = method.attack(model, batch.x, batch.y, moment().generator("attack"))
     losses = F.cross_entropy(model(batch.x + delta), batch.y, reduction="none")
     expected = gradient((found.weights * losses).mean(), model)
-    assert torch.allclose(gradient(found.scalar, model), expected, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(gradient(found.loss, model), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("divergence", ["chi2", "cvar"])
@@ -163,7 +163,7 @@ def test_cap_one_is_at_with_other_divergences_too(divergence, steps):
         batch = samples()._replace(y=(samples().y + step) % 3)
         found = method.objective(model, batch, state, moment(step))
         expected = AT(attack).objective(model, batch, {}, moment(step))
-        assert torch.allclose(gradient(found.scalar, model), gradient(expected.scalar, model), rtol=1e-7, atol=1e-10)
+        assert torch.allclose(gradient(found.loss, model), gradient(expected.loss, model), rtol=1e-7, atol=1e-10)
         state = found.state
 
 
@@ -173,7 +173,7 @@ def test_large_r_is_at_with_a_chi_square_too():
     for divergence in ("chi2", "mean_variance"):
         method = DONE(attack, temperature=Constant(1e10), divergence=divergence, implicit="none")
         found, expected = (m.objective(model, batch, {}, moment()) for m in (method, AT(attack)))
-        assert torch.allclose(gradient(found.scalar, model), gradient(expected.scalar, model), rtol=1e-7, atol=1e-10)
+        assert torch.allclose(gradient(found.loss, model), gradient(expected.loss, model), rtol=1e-7, atol=1e-10)
 
 
 def test_cvar_follows_the_cap_and_no_temperature():
@@ -183,7 +183,7 @@ def test_cvar_follows_the_cap_and_no_temperature():
         for r in (0.1, 10.0)
     ]
     assert torch.equal(found[0].weights, found[1].weights)
-    worst = found[0].losses.argsort(descending=True)
+    worst = found[0].sample_losses.argsort(descending=True)
     assert torch.allclose(found[0].weights[worst], torch.tensor([3.0] * 4 + [0.0] * 8).double())
 
 
@@ -221,7 +221,7 @@ def test_first_order_is_the_exact_term_for_every_divergence(divergence, options)
         gradient(
             with_divergence(divergence, options, damping=1.0, implicit=implicit)
             .direction(model, batch, delta, {}, moment())
-            .scalar,
+            .loss,
             model,
         )
         for implicit in ("none", "exact", "first_order")
@@ -233,7 +233,7 @@ def test_first_order_is_the_exact_term_for_every_divergence(divergence, options)
 # --- the implicit gradient ---
 
 
-def exponential_and_penalised(model, batch, r, damping, attack_loss, outer=None):
+def exponential_and_penalized(model, batch, r, damping, attack_loss, outer=None):
     """g_i = exp(l_i / r) and h_i = l'_i + barrier + damping, of flat parameters and one delta: for the dense twin.
 
     l_i is the cross-entropy, or `outer` of the probabilities of the attacked and the clean image and the label.
@@ -273,8 +273,8 @@ def test_exact_equals_the_dense_twin(dense_cid, curvature, attack_loss, damping)
     method = DONE(
         PGD(THREAT, loss=attack_loss), temperature=Constant(0.5), damping=damping, implicit="exact", curvature=curvature
     )
-    found = gradient(method.direction(model, batch, delta, {}, moment()).scalar, model)
-    g, h, alone = exponential_and_penalised(model, batch, 0.5, damping, attack_loss)
+    found = gradient(method.direction(model, batch, delta, {}, moment()).loss, model)
+    g, h, alone = exponential_and_penalized(model, batch, 0.5, damping, attack_loss)
     theta = flat(model.parameters()).detach()
     rows = delta.flatten(1)
     expected = dense_cid(
@@ -283,7 +283,7 @@ def test_exact_equals_the_dense_twin(dense_cid, curvature, attack_loss, damping)
     tolerance = 1e-8 if curvature == "barrier" else 1e-6  # conjugate gradients stop at a residual of 1e-6
     assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
     none = dataclasses.replace(method, implicit="none", curvature="barrier")
-    plain = gradient(none.direction(model, batch, delta, {}, moment()).scalar, model)
+    plain = gradient(none.direction(model, batch, delta, {}, moment()).loss, model)
     assert (expected - plain).norm() > 1e3 * tolerance * expected.norm()  # the term is there to be seen
 
 
@@ -304,17 +304,17 @@ def test_exact_with_a_paired_loss_equals_the_dense_twin(dense_cid, curvature, lo
     delta = interior(batch)
     method = DONE(PGD(THREAT), loss, Constant(0.5), damping=0.0, implicit="exact", curvature=curvature)
     found = method.direction(model, batch, delta, {}, moment())
-    g, h, alone = exponential_and_penalised(model, batch, 0.5, 0.0, CrossEntropy(), outer)
+    g, h, alone = exponential_and_penalized(model, batch, 0.5, 0.0, CrossEntropy(), outer)
     theta = flat(model.parameters()).detach()
     rows = delta.flatten(1)
     expected = dense_cid(
         g, h, theta, rows, lambda u: 0.5 * u.log(), curvature=alone if curvature == "barrier" else None
     )
     tolerance = 1e-8 if curvature == "barrier" else 1e-6
-    assert torch.allclose(gradient(found.scalar, model), expected, rtol=tolerance, atol=tolerance)
+    assert torch.allclose(gradient(found.loss, model), expected, rtol=tolerance, atol=tolerance)
     assert torch.allclose(found.values, torch.stack([0.5 * g(theta, rows[i], i).log() for i in range(6)]))
     none = dataclasses.replace(method, implicit="none", curvature="barrier")
-    plain = gradient(none.direction(model, batch, delta, {}, moment()).scalar, model)
+    plain = gradient(none.direction(model, batch, delta, {}, moment()).loss, model)
     assert (expected - plain).norm() > 1e3 * tolerance * expected.norm()
 
 
@@ -329,14 +329,14 @@ def test_with_a_paired_loss_and_large_r_done_is_at_with_that_loss(loss, implicit
     method = DONE(attack, loss, Constant(1e10), damping=1e12, implicit=implicit)
     found = method.objective(model, batch, {}, moment())
     expected = AT(attack, loss).objective(twin, batch, {}, moment())
-    assert torch.allclose(found.losses, expected.losses) and torch.equal(found.logits, expected.logits)
-    assert torch.allclose(gradient(found.scalar, model), gradient(expected.scalar, twin), rtol=1e-7, atol=1e-9)
+    assert torch.allclose(found.sample_losses, expected.sample_losses) and torch.equal(found.logits, expected.logits)
+    assert torch.allclose(gradient(found.loss, model), gradient(expected.loss, twin), rtol=1e-7, atol=1e-9)
     assert model[2].num_batches_tracked == 1 and torch.equal(model[2].running_mean, twin[2].running_mean)
 
 
 def test_done_weighs_samples_by_their_paired_loss():
     found = DONE(PGD(THREAT, 3), TradesLoss(), Constant(0.5)).objective(smooth(), samples(), {}, moment())
-    assert torch.allclose(found.weights, 6 * torch.softmax(found.losses / 0.5, 0))
+    assert torch.allclose(found.weights, 6 * torch.softmax(found.sample_losses / 0.5, 0))
 
 
 def test_the_implicit_term_is_an_input_gradient_penalty_in_the_barrier_s_metric():
@@ -351,7 +351,7 @@ def test_the_implicit_term_is_an_input_gradient_penalty_in_the_barrier_s_metric(
     W = torch.softmax(losses / 0.5, 0).detach() * len(batch.y)
     penalty = 0.5 * W * (G * G / C.detach()).flatten(1).sum(1)
     expected = gradient((W * losses + penalty).mean(), model)
-    assert torch.allclose(gradient(found.scalar, model), expected, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(gradient(found.loss, model), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_full_curvature_takes_an_attack_loss_without_curvature():
@@ -364,7 +364,7 @@ def test_full_curvature_takes_an_attack_loss_without_curvature():
         DONE(PGD(THREAT, loss=LogitMargin()), curvature=word).direction(model, batch, delta, {}, moment())
         for word in ("barrier", "full")
     )
-    assert torch.allclose(gradient(full.scalar, model), gradient(barrier.scalar, model), rtol=1e-10)
+    assert torch.allclose(gradient(full.loss, model), gradient(barrier.loss, model), rtol=1e-10)
 
 
 def test_first_order_repeats_the_draws_of_dropout():
@@ -376,7 +376,7 @@ def test_first_order_repeats_the_draws_of_dropout():
     for implicit in ("exact", "first_order"):
         torch.set_rng_state(stand)
         method = DONE(PGD(THREAT), temperature=Constant(1.0), damping=1.0, implicit=implicit)
-        found.append(gradient(method.direction(model, batch, delta, {}, moment()).scalar, model))
+        found.append(gradient(method.direction(model, batch, delta, {}, moment()).loss, model))
     assert torch.allclose(*found, rtol=1e-2, atol=1e-4)
 
 
@@ -386,7 +386,7 @@ def test_first_order_repeats_the_draws_of_dropout():
 @pytest.fixture(scope="module")
 def trained():
     run = recipe("digits.imbalanced.at")
-    run = dataclasses.replace(run, epochs=10, probe=dataclasses.replace(run.probe, every=100, size=50))
+    run = dataclasses.replace(run, epochs=10, validation=dataclasses.replace(run.validation, every=100, size=50))
     splits = load_splits(run)
     return train_run(run, None, splits=splits), splits.train
 
@@ -400,7 +400,7 @@ def implicit_terms(model, batch, rule, r, cap, dtype=torch.float32):
         gradient(
             DONE(attack, temperature=Constant(r), cap=cap, damping=10.0, implicit=implicit)
             .direction(model, batch, delta.to(dtype), {}, moment())
-            .scalar,
+            .loss,
             model,
         )
         for implicit in ("none", "exact", "first_order")
@@ -501,4 +501,4 @@ def test_options_that_do_not_fit_are_refused_with_the_fix(options, sentence):
 
 def test_an_l2_threat_trains_without_implicit_term():
     method = DONE(PGD(L2Ball(0.3), 3, GradientStep(1.0)), implicit="none")
-    assert method.objective(smooth(), samples(), {}, moment()).scalar.isfinite()
+    assert method.objective(smooth(), samples(), {}, moment()).loss.isfinite()

@@ -6,7 +6,7 @@ from doubly.attacks import FGSM
 from doubly.errors import UsageError
 from doubly.methods import AT, FastATGA
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 ATTACK = FGSM(LinfBall(0.1), reach=1.25)
 
@@ -32,13 +32,13 @@ def batch(count=5):
 
 
 def gradients(found, model):
-    return torch.autograd.grad(found.scalar, list(model.parameters()))
+    return torch.autograd.grad(found.loss, list(model.parameters()))
 
 
 def test_the_penalty_is_one_minus_the_mean_cosine_of_the_two_input_gradients(monkeypatch):
-    monkeypatch.setattr("doubly.parallel.uniform", lambda like, generator: torch.full_like(like, 0.9))
+    monkeypatch.setattr("doubly.distributed.collectives.uniform", lambda like, generator: torch.full_like(like, 0.9))
     model, samples = Quadratic(), batch()
-    found = FastATGA(ATTACK, strength=0.7).objective(model, samples, {}, Moment())
+    found = FastATGA(ATTACK, strength=0.7).objective(model, samples, {}, TrainStep())
     # The input gradient of cross-entropy is (p_1 - [y = 0]) times that of the first logit, so it has its direction.
     flat, e = samples.x.flatten(1), 0.1 * 0.8
     sign = torch.where(samples.y == 0, -1.0, 1.0)[:, None]
@@ -46,18 +46,18 @@ def test_the_penalty_is_one_minus_the_mean_cosine_of_the_two_input_gradients(mon
     there = sign * (model.scale * (flat + e) + model.tilt)
     cosine = (here * there).sum(1) / (here.norm(dim=1) * there.norm(dim=1))
     penalty = 0.7 * (1 - cosine.mean())
-    plain = AT(ATTACK).objective(model, samples, {}, Moment())
-    assert torch.allclose(found.scalar, plain.scalar + penalty, rtol=1e-10)
+    plain = AT(ATTACK).objective(model, samples, {}, TrainStep())
+    assert torch.allclose(found.loss, plain.loss + penalty, rtol=1e-10)
     assert found.record["alignment"].item() == pytest.approx(cosine.mean().item(), rel=1e-10)
-    expected = torch.autograd.grad(plain.scalar + penalty, list(model.parameters()))
+    expected = torch.autograd.grad(plain.loss + penalty, list(model.parameters()))
     # `here` is a constant in the penalty: through it no gradient flows.
     assert all(torch.allclose(a, b, rtol=1e-8) for a, b in zip(gradients(found, model), expected, strict=True))
 
 
 def test_without_strength_it_is_fgsm_training():
     model = Quadratic()
-    plain = gradients(AT(ATTACK).objective(model, batch(), {}, Moment()), model)
-    none = gradients(FastATGA(ATTACK, strength=0.0).objective(model, batch(), {}, Moment()), model)
+    plain = gradients(AT(ATTACK).objective(model, batch(), {}, TrainStep()), model)
+    none = gradients(FastATGA(ATTACK, strength=0.0).objective(model, batch(), {}, TrainStep()), model)
     assert all(torch.equal(a, b) for a, b in zip(plain, none, strict=True))
 
 
@@ -65,12 +65,12 @@ def test_samples_without_a_gradient_do_not_count():
     model, samples = Quadratic(), batch()
     model.tilt.data.zero_()
     samples.x[0] = 0.0  # at 0 the first logit has no gradient there
-    found = FastATGA(ATTACK).objective(model, samples, {}, Moment())
-    rest = FastATGA(ATTACK).objective(model, Batch(samples.x[1:], samples.y[1:], samples.ids[1:]), {}, Moment())
-    assert found.scalar.isfinite() and all(g.isfinite().all() for g in gradients(found, model))
+    found = FastATGA(ATTACK).objective(model, samples, {}, TrainStep())
+    rest = FastATGA(ATTACK).objective(model, Batch(samples.x[1:], samples.y[1:], samples.ids[1:]), {}, TrainStep())
+    assert found.loss.isfinite() and all(g.isfinite().all() for g in gradients(found, model))
     assert found.record["alignment"] != rest.record["alignment"]  # other noise, as it is drawn by position
     samples.x.zero_()
-    nothing = FastATGA(ATTACK).objective(model, samples, {}, Moment())
+    nothing = FastATGA(ATTACK).objective(model, samples, {}, TrainStep())
     assert nothing.record["alignment"] == 1
 
 

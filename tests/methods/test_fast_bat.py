@@ -8,7 +8,7 @@ from doubly.errors import UsageError
 from doubly.losses import CrossEntropy
 from doubly.methods import AT, FastBAT
 from doubly.threat import L2Ball, LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 SIZE = 0.4
 ATTACK = PGD(LinfBall(0.1), 1, GradientStep(SIZE), start="zero")
@@ -53,26 +53,26 @@ def test_the_gradient_is_the_direct_one_plus_the_implicit_one(curvature):
     model, samples = network(), batch()
     direct, implicit, inside, _ = by_hand(model, samples, curvature)
     assert 0 < inside.mean() < 1 and implicit.norm() > 1e-4 * direct.norm()
-    found = FastBAT(ATTACK, curvature).objective(model, samples, {}, Moment())
-    gradient = flat(torch.autograd.grad(found.scalar, list(model.parameters())))
+    found = FastBAT(ATTACK, curvature).objective(model, samples, {}, TrainStep())
+    gradient = flat(torch.autograd.grad(found.loss, list(model.parameters())))
     assert torch.allclose(gradient, direct + implicit, rtol=1e-9, atol=1e-12)
 
 
 def test_infinite_curvature_is_training_on_two_gradient_steps():
     model, samples = network(), batch()
-    two = AT(PGD(LinfBall(0.1), 2, GradientStep(SIZE), start="zero")).objective(model, samples, {}, Moment())
-    found = FastBAT(ATTACK, float("inf")).objective(model, samples, {}, Moment())
-    assert torch.allclose(found.losses, two.losses, rtol=1e-12)
-    one, other = (flat(torch.autograd.grad(o.scalar, list(model.parameters()))) for o in (found, two))
+    two = AT(PGD(LinfBall(0.1), 2, GradientStep(SIZE), start="zero")).objective(model, samples, {}, TrainStep())
+    found = FastBAT(ATTACK, float("inf")).objective(model, samples, {}, TrainStep())
+    assert torch.allclose(found.sample_losses, two.sample_losses, rtol=1e-12)
+    one, other = (flat(torch.autograd.grad(o.loss, list(model.parameters()))) for o in (found, two))
     assert torch.allclose(one, other, rtol=1e-12)
 
 
 def test_the_term_comes_from_coordinates_inside_the_ball_alone():
     model, samples = network(), batch()
     far = PGD(LinfBall(0.1), 1, GradientStep(1e6), start="zero")  # every coordinate ends on a face
-    found = FastBAT(far, 0.1).objective(model, samples, {}, Moment())
-    plain = FastBAT(far, float("inf")).objective(model, samples, {}, Moment())
-    one, other = (flat(torch.autograd.grad(o.scalar, list(model.parameters()))) for o in (found, plain))
+    found = FastBAT(far, 0.1).objective(model, samples, {}, TrainStep())
+    plain = FastBAT(far, float("inf")).objective(model, samples, {}, TrainStep())
+    one, other = (flat(torch.autograd.grad(o.loss, list(model.parameters()))) for o in (found, plain))
     assert torch.equal(one, other)
 
 

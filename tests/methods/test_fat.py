@@ -7,21 +7,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from doubly import parallel
 from doubly.attacks import PGD
 from doubly.bilevel import AdamStep, BarrierStep, GradientStep, MomentumStep, NormalisedStep, SignStep
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import LogitMargin, TradesLoss
 from doubly.methods import AT, FAT
 from doubly.schedules import Constant, Cyclic, Piecewise
 from doubly.threat import L2Ball, LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-network, data = PROBLEMS["knowing_network"], PROBLEMS["labelled_noise"]
+network, data = PROBLEMS["knowing_network"], PROBLEMS["labeled_noise"]
 
 K, RADIUS, SIZE = 6, 0.2, 0.05
-MOMENT = Moment(epoch=1, step=4, progress=0.2, seed=9)
+TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 
 
 def attack(**values):
@@ -29,13 +29,13 @@ def attack(**values):
 
 
 def gradients(found, model):
-    return torch.autograd.grad(found.scalar, list(model.parameters()))
+    return torch.autograd.grad(found.loss, list(model.parameters()))
 
 
 def one_by_one(model, batch, tau, steps=K):
     """The dumb twin: each sample alone, in a loop that is left once the sample is fooled and has no budget."""
     model.eval()
-    draws = parallel.uniform(batch.x, MOMENT.generator("attack"))
+    draws = parallel.uniform(batch.x, TRAIN_STEP.generator("attack"))
     deltas, taken = [], []
     for x, label, draw in zip(batch.x, batch.y, draws, strict=True):
         lower, upper = (-x).clamp(min=-RADIUS), (1 - x).clamp(max=RADIUS)
@@ -59,7 +59,7 @@ def one_by_one(model, batch, tau, steps=K):
 @pytest.mark.parametrize("tau", range(K + 1))
 def test_all_samples_at_once_stop_where_each_alone_would(tau):
     model, batch = network(), data()
-    delta, taken = FAT(attack(), tau=Constant(tau)).stopped(model, batch, MOMENT)
+    delta, taken = FAT(attack(), tau=Constant(tau)).stopped(model, batch, TRAIN_STEP)
     expected, counts = one_by_one(model, batch, tau)
     assert torch.equal(taken, counts)
     assert torch.allclose(delta, expected, atol=1e-12)
@@ -91,7 +91,7 @@ def test_a_sample_that_recovers_keeps_the_rest_of_its_budget(tau, expected):
     x = torch.stack([torch.full((5,), 0.3), torch.arange(5) / 10], 1).view(5, 1, 1, 2)
     batch = Batch(x, torch.zeros(5, dtype=torch.int64))
     method = FAT(attack(threat=LinfBall(0.5), start="zero"), tau=Constant(tau))
-    delta, taken = method.stopped(Scripted(scripts), batch, MOMENT)
+    delta, taken = method.stopped(Scripted(scripts), batch, TRAIN_STEP)
     assert taken.tolist() == expected
     assert delta[..., 0].flatten().tolist() == pytest.approx([SIZE * count for count in expected], abs=1e-6)
     assert delta[..., 1].abs().max() == 0
@@ -107,7 +107,7 @@ def test_a_stopped_sample_stays_so_whatever_a_random_model_answers_next():
             return torch.cat([torch.zeros_like(pixel), pixel + (9 if self.calls == 2 else -9)], 1)
 
     batch = Batch(torch.full((2, 1, 1, 1), 0.3), torch.tensor([0, 1]))  # + - + + … and - + - - …
-    delta, taken = FAT(attack(threat=LinfBall(0.5), start="zero"), tau=Constant(0)).stopped(Fickle(), batch, MOMENT)
+    delta, taken = FAT(attack(threat=LinfBall(0.5), start="zero"), tau=Constant(0)).stopped(Fickle(), batch, TRAIN_STEP)
     assert taken.tolist() == [1, 0]
     assert delta.flatten().tolist() == pytest.approx([SIZE, 0.0])
 
@@ -117,7 +117,7 @@ def test_a_stopped_sample_was_fooled_exactly_tau_plus_one_times(tau):
     model, batch = network(), data()
     seen = []
     model.register_forward_hook(lambda module, given, logits: seen.append((given[0].detach(), logits.argmax(1))))
-    delta, taken = FAT(attack(), tau=Constant(tau)).stopped(model, batch, MOMENT)
+    delta, taken = FAT(attack(), tau=Constant(tau)).stopped(model, batch, TRAIN_STEP)
     fooled = torch.zeros(len(taken), dtype=torch.int64)
     for step, (points, labels) in enumerate(seen):
         rows = (taken >= step).nonzero().flatten()  # who still moves, and who stops here
@@ -133,7 +133,7 @@ def test_a_stopped_sample_was_fooled_exactly_tau_plus_one_times(tau):
 def test_without_budget_a_start_that_fools_is_kept():
     model, batch = network(), data()
     method = FAT(attack(start="zero"), tau=Constant(0.0))
-    delta, taken = method.stopped(model, batch, MOMENT)
+    delta, taken = method.stopped(model, batch, TRAIN_STEP)
     wrong = model.eval()(batch.x).argmax(1) != batch.y
     assert wrong.any() and not wrong.all()
     assert torch.equal(taken == 0, wrong)
@@ -142,17 +142,17 @@ def test_without_budget_a_start_that_fools_is_kept():
 
 def test_a_budget_of_k_is_at_exactly():
     models, batch = (network(), network()), data()
-    fat = FAT(attack(), tau=Constant(float(K))).objective(models[0], batch, {}, MOMENT)
-    at = AT(attack()).objective(models[1], batch, {}, MOMENT)
-    assert torch.equal(fat.losses, at.losses) and torch.equal(fat.scalar, at.scalar)
+    fat = FAT(attack(), tau=Constant(float(K))).objective(models[0], batch, {}, TRAIN_STEP)
+    at = AT(attack()).objective(models[1], batch, {}, TRAIN_STEP)
+    assert torch.equal(fat.sample_losses, at.sample_losses) and torch.equal(fat.loss, at.loss)
     for a, b in zip(gradients(fat, models[0]), gradients(at, models[1]), strict=True):
         assert torch.equal(a, b)
     assert fat.record["backpropagations"] == K
 
 
 def test_a_budget_of_k_minus_one_is_not_at():
-    found = FAT(attack(), tau=Constant(float(K - 1))).objective(network(), data(), {}, MOMENT)
-    assert not torch.equal(found.losses, AT(attack()).objective(network(), data(), {}, MOMENT).losses)
+    found = FAT(attack(), tau=Constant(float(K - 1))).objective(network(), data(), {}, TRAIN_STEP)
+    assert not torch.equal(found.sample_losses, AT(attack()).objective(network(), data(), {}, TRAIN_STEP).sample_losses)
 
 
 def test_the_objective_is_the_plain_mean_loss_at_the_stopped_images():
@@ -161,8 +161,8 @@ def test_the_objective_is_the_plain_mean_loss_at_the_stopped_images():
     losses = F.cross_entropy(model(batch.x + delta), batch.y, reduction="none")
     expected = torch.autograd.grad(losses.mean(), list(model.parameters()))
     twin = network()
-    found = FAT(attack(), tau=Constant(1.0)).objective(twin, batch, {}, MOMENT)
-    assert torch.allclose(found.losses, losses.detach(), atol=1e-10)
+    found = FAT(attack(), tau=Constant(1.0)).objective(twin, batch, {}, TRAIN_STEP)
+    assert torch.allclose(found.sample_losses, losses.detach(), atol=1e-10)
     assert torch.equal(found.weights, torch.ones_like(losses))
     for a, b in zip(gradients(found, twin), expected, strict=True):
         assert torch.allclose(a, b, atol=1e-10)
@@ -173,7 +173,7 @@ def test_the_objective_is_the_plain_mean_loss_at_the_stopped_images():
 def test_the_budget_follows_its_schedule():
     method = FAT(attack(), tau=Piecewise((0.0, 2.0), (0.5,)))
     for progress, tau in [(0.0, 0), (0.49, 0), (0.5, 2), (0.99, 2)]:
-        _, taken = method.stopped(network(), data(), MOMENT._replace(progress=progress))
+        _, taken = method.stopped(network(), data(), TRAIN_STEP._replace(progress=progress))
         assert torch.equal(taken, one_by_one(network(), data(), tau)[1])
 
 
@@ -187,7 +187,7 @@ def test_samples_keep_their_order():
     order = torch.randperm(len(batch.y), generator=torch.Generator().manual_seed(0))
     method = FAT(attack(start="zero"), tau=Constant(1.0))
     (delta, taken), (mixed, mixed_taken) = (
-        method.stopped(network(), one, MOMENT) for one in (batch, Batch(*(part[order] for part in batch)))
+        method.stopped(network(), one, TRAIN_STEP) for one in (batch, Batch(*(part[order] for part in batch)))
     )
     assert torch.allclose(delta[order], mixed, atol=1e-12) and torch.equal(taken[order], mixed_taken)
     assert len(set(taken.tolist())) > 3
@@ -204,9 +204,9 @@ def test_who_leaves_the_batch_is_where_it_would_be_had_it_stayed(tau, rule, thre
             return super().search(model, x, y, generator, value)
 
     batch, chosen = data(), attack(rule=rule, threat=threat)
-    delta, taken = FAT(chosen, tau=Constant(tau)).stopped(network(), batch, MOMENT)
+    delta, taken = FAT(chosen, tau=Constant(tau)).stopped(network(), batch, TRAIN_STEP)
     whole = Whole(chosen.threat, chosen.steps, chosen.rule)
-    expected, counts = FAT(whole, tau=Constant(tau)).stopped(network(), batch, MOMENT)
+    expected, counts = FAT(whole, tau=Constant(tau)).stopped(network(), batch, TRAIN_STEP)
     assert (taken < K).any() and (taken > 0).any() and torch.equal(taken, counts)
     assert torch.allclose(delta, expected, atol=1e-12)
 
@@ -214,23 +214,23 @@ def test_who_leaves_the_batch_is_where_it_would_be_had_it_stayed(tau, rule, thre
 def test_a_pass_gets_smaller_as_samples_stop_and_none_follows_the_last():
     model, batch, rows = network(), data(), []
     model.register_forward_hook(lambda module, given, logits: rows.append(len(logits)))
-    _, taken = FAT(attack(), tau=Constant(0.0)).stopped(model, batch, MOMENT)
+    _, taken = FAT(attack(), tau=Constant(0.0)).stopped(model, batch, TRAIN_STEP)
     assert rows == [int((taken >= step).sum()) for step in range(K)] and rows[0] > rows[-1]
     rows.clear()
     with torch.no_grad():
         guessed = model.eval()(batch.x).argmax(1)
     rows.clear()
-    FAT(attack(start="zero"), tau=Constant(0.0)).stopped(model, batch._replace(y=(guessed + 1) % 2), MOMENT)
+    FAT(attack(start="zero"), tau=Constant(0.0)).stopped(model, batch._replace(y=(guessed + 1) % 2), TRAIN_STEP)
     assert rows == [len(guessed)]
 
 
 def test_the_attack_loss_and_the_loss_are_free():
     model, batch = network(), data()
     method = FAT(attack(loss=LogitMargin()), LogitMargin(), Constant(1.0))
-    delta, _ = method.stopped(model, batch, MOMENT)
-    assert not torch.allclose(delta, FAT(attack(), tau=Constant(1.0)).stopped(model, batch, MOMENT)[0])
+    delta, _ = method.stopped(model, batch, TRAIN_STEP)
+    assert not torch.allclose(delta, FAT(attack(), tau=Constant(1.0)).stopped(model, batch, TRAIN_STEP)[0])
     expected = LogitMargin()(network()(batch.x + delta), batch.y).detach()
-    assert torch.allclose(method.objective(network(), batch, {}, MOMENT).losses, expected, atol=1e-10)
+    assert torch.allclose(method.objective(network(), batch, {}, TRAIN_STEP).sample_losses, expected, atol=1e-10)
 
 
 @pytest.mark.parametrize(

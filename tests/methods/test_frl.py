@@ -12,10 +12,10 @@ from doubly.losses import LogitMargin
 from doubly.methods import FRL, TRADES
 from doubly.methods.frl import class_weights
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
-MOMENT = Moment(epoch=1, step=4, progress=0.2, seed=9)
+TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 
 
 def network():
@@ -30,7 +30,7 @@ def samples(count=9):
     return Batch(x, torch.arange(count) % 3, torch.arange(count))
 
 
-def passes(model, batch, attack=ATTACK, moment=MOMENT):
+def passes(model, batch, attack=ATTACK, moment=TRAIN_STEP):
     """Logits of the attacked and of the clean images, in training mode."""
     delta = attack.diverge(model, batch.x, batch.y, moment.generator("attack"))
     return model(batch.x + delta), model(batch.x)
@@ -40,7 +40,7 @@ def gradients(scalar, model):
     return torch.autograd.grad(scalar, list(model.parameters()))
 
 
-def learnt(clean, boundary, tally=None, epoch=1):
+def learned(clean, boundary, tally=None, epoch=1):
     rows = torch.tensor([clean, boundary]).double()
     tally = torch.zeros(3, rows.shape[1]) if tally is None else torch.tensor(tally)
     return {"multipliers": rows, "tally": tally.double(), "epoch": torch.tensor(epoch)}
@@ -52,7 +52,7 @@ def learnt(clean, boundary, tally=None, epoch=1):
 def test_the_loss_is_two_weighted_means_each_over_its_own_weights():
     """By a loop over samples; a = (1/3 + 0.3 - 0.1, 1/3 - 0.1, ...), b from the boundary's multipliers."""
     model, twin, batch = network(), network(), samples(7)
-    found = FRL(ATTACK).objective(model, batch, learnt([0.3, 0.0, 0.0], [0.0, 0.1, 0.35]), MOMENT)
+    found = FRL(ATTACK).objective(model, batch, learned([0.3, 0.0, 0.0], [0.0, 0.1, 0.35]), TRAIN_STEP)
     attacked, clean = passes(twin, batch)
     a = [1 / 3 + 0.3 - 0.1, 1 / 3 - 0.1, 1 / 3 - 0.1]
     b = [1 / 3 - 0.15, 1 / 3 + 0.1 - 0.15, 1 / 3 + 0.35 - 0.15]
@@ -62,8 +62,8 @@ def test_the_loss_is_two_weighted_means_each_over_its_own_weights():
         kl = sum(p[j] * (p[j].log() - q[j].log()) for j in range(3))
         sums = sums + torch.stack([-a[y] * p[y].log(), torch.tensor(a[y]), b[y] * kl, torch.tensor(b[y])])
     expected = sums[0] / sums[1] + 1.5 * sums[2] / sums[3]
-    assert found.scalar.item() == pytest.approx(expected.item(), rel=1e-6)
-    for one, other in zip(gradients(found.scalar, model), gradients(expected, twin), strict=True):
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    for one, other in zip(gradients(found.loss, model), gradients(expected, twin), strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
@@ -71,24 +71,24 @@ def test_without_multipliers_it_is_trades():
     """The plainest rival: rate 0, or a first epoch."""
     for method in (FRL(ATTACK, beta=6.0, rate=0.0), FRL(ATTACK, beta=6.0)):
         model, twin = network(), network()
-        state = method.objective(network(), samples(), {}, MOMENT._replace(epoch=0)).state if method.rate == 0 else {}
-        found = method.objective(model, samples(), state, MOMENT)
-        trades = TRADES(ATTACK, 6.0).objective(twin, samples(), {}, MOMENT)
+        state = method.objective(network(), samples(), {}, TRAIN_STEP._replace(epoch=0)).state if method.rate == 0 else {}
+        found = method.objective(model, samples(), state, TRAIN_STEP)
+        trades = TRADES(ATTACK, 6.0).objective(twin, samples(), {}, TRAIN_STEP)
         assert torch.allclose(found.weights, torch.ones(9).double())
-        single = method.objective(network().float(), samples()._replace(x=samples().x.float()), state, MOMENT)
+        single = method.objective(network().float(), samples()._replace(x=samples().x.float()), state, TRAIN_STEP)
         assert torch.equal(single.weights, torch.ones(9))
-        assert torch.allclose(found.losses, trades.losses)
-        assert found.scalar.item() == pytest.approx(trades.scalar.item(), rel=1e-12)
-        for one, other in zip(gradients(found.scalar, model), gradients(trades.scalar, twin), strict=True):
+        assert torch.allclose(found.sample_losses, trades.sample_losses)
+        assert found.loss.item() == pytest.approx(trades.loss.item(), rel=1e-12)
+        for one, other in zip(gradients(found.loss, model), gradients(trades.loss, twin), strict=True):
             assert torch.allclose(one, other, rtol=1e-9, atol=1e-13)
 
 
 def test_without_boundary_term_it_is_class_weighted_training_on_clean_images():
     model, twin, batch = network(), network(), samples()
-    found = FRL(ATTACK, beta=0.0).objective(model, batch, learnt([0.3, 0.0, 0.0], [0.0, 0.1, 0.35]), MOMENT)
+    found = FRL(ATTACK, beta=0.0).objective(model, batch, learned([0.3, 0.0, 0.0], [0.0, 0.1, 0.35]), TRAIN_STEP)
     weights = torch.tensor([1 / 3 + 0.2, 1 / 3 - 0.1, 1 / 3 - 0.1]).double()
     expected = F.cross_entropy(twin(batch.x), batch.y, weight=weights)  # torch's is the weighted mean too
-    for one, other in zip(gradients(found.scalar, model), gradients(expected, twin), strict=True):
+    for one, other in zip(gradients(found.loss, model), gradients(expected, twin), strict=True):
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-8)
     assert torch.allclose(found.weights, weights[batch.y] / weights.mean(), rtol=1e-6)
 
@@ -105,11 +105,11 @@ def test_the_attack_is_on_the_divergence():
     batch, seen = samples(), []
     model = network()
     model.register_forward_hook(lambda module, given, out: seen.append((module.training, given[0].detach())))
-    FRL(ATTACK).objective(model, batch, {}, MOMENT)
-    delta = ATTACK.diverge(network(), batch.x, batch.y, MOMENT.generator("attack"))
+    FRL(ATTACK).objective(model, batch, {}, TRAIN_STEP)
+    delta = ATTACK.diverge(network(), batch.x, batch.y, TRAIN_STEP.generator("attack"))
     trained = [x for training, x in seen if training]
     assert len(trained) == 2 and torch.equal(trained[0], batch.x + delta) and torch.equal(trained[1], batch.x)
-    assert not torch.equal(trained[0], batch.x + ATTACK(network(), batch.x, batch.y, MOMENT.generator("attack")))
+    assert not torch.equal(trained[0], batch.x + ATTACK(network(), batch.x, batch.y, TRAIN_STEP.generator("attack")))
 
 
 # --- the multipliers ---
@@ -147,7 +147,7 @@ def test_an_epoch_s_errors_are_counted_and_move_the_multipliers_when_the_next_be
     method, model, state, batch = FRL(ATTACK, rate=0.5, tolerance=0.0), network(), {}, samples()
     seen, clean_wrong, boundary_wrong = [0] * 3, [0] * 3, [0] * 3
     for step in range(3):
-        moment = Moment(0, step, seed=4)
+        moment = TrainStep(0, step, seed=4)
         twin = network()
         twin.load_state_dict(model.state_dict())
         attacked, clean = passes(twin, batch, moment=moment)
@@ -160,10 +160,10 @@ def test_an_epoch_s_errors_are_counted_and_move_the_multipliers_when_the_next_be
         state = found.state
         assert torch.equal(state["multipliers"], torch.zeros(2, 3).double())
         model.zero_grad()
-        found.scalar.backward()
+        found.loss.backward()
         torch.optim.SGD(model.parameters(), 0.3).step()
     assert state["tally"].tolist() == [seen, clean_wrong, boundary_wrong] and sum(boundary_wrong) > 0
-    state = method.objective(model, batch, state, Moment(1, 0, seed=4)).state
+    state = method.objective(model, batch, state, TrainStep(1, 0, seed=4)).state
     expected = []
     for wrong, rate in ((clean_wrong, 0.5), (boundary_wrong, 1.0)):
         errors = [w / n for w, n in zip(wrong, seen, strict=True)]
@@ -171,40 +171,40 @@ def test_an_epoch_s_errors_are_counted_and_move_the_multipliers_when_the_next_be
         expected.append([value * min(1.0, 0.5 / max(sum(raw), 1e-9)) for value in raw])
     assert state["multipliers"].flatten().tolist() == pytest.approx([v for row in expected for v in row], rel=1e-6)
     assert state["multipliers"].sum() > 0 and state["tally"][0].tolist() == [3, 3, 3]  # the new epoch's alone
-    later = method.objective(model, batch, state, Moment(1, 1, seed=4)).state
+    later = method.objective(model, batch, state, TrainStep(1, 1, seed=4)).state
     assert torch.equal(later["multipliers"], state["multipliers"]) and later["tally"][0].tolist() == [6, 6, 6]
 
 
 def test_two_processes_equal_one(monkeypatch):
-    batch, state, method = samples(8), learnt([0.3, 0.0, 0.0], [0.0, 0.1, 0.35]), FRL(ATTACK)
-    monkeypatch.setattr("doubly.parallel.uniform", lambda like, generator: torch.full_like(like, 0.7))
+    batch, state, method = samples(8), learned([0.3, 0.0, 0.0], [0.0, 0.1, 0.35]), FRL(ATTACK)
+    monkeypatch.setattr("doubly.distributed.collectives.uniform", lambda like, generator: torch.full_like(like, 0.7))
     model = network().eval()  # no sample sees another
-    whole = method.objective(model, batch, state, MOMENT)
+    whole = method.objective(model, batch, state, TRAIN_STEP)
     halves = [Batch(*(part[rows] for part in batch)) for rows in (slice(0, 4), slice(4, 8))]
     sent = [[], []]
     for half, mine in zip(halves, sent, strict=True):
-        monkeypatch.setattr("doubly.parallel.gather", lambda own, mine=mine: mine.append(own) or own)
-        method.objective(model, half, state, MOMENT)
+        monkeypatch.setattr("doubly.distributed.collectives.gather", lambda own, mine=mine: mine.append(own) or own)
+        method.objective(model, half, state, TRAIN_STEP)
     found = []
     for rank, half in enumerate(halves):
         theirs = iter(zip(*sent, strict=True))
-        monkeypatch.setattr("doubly.parallel.gather", lambda own, theirs=theirs: torch.cat(next(theirs)))
-        found.append(method.objective(model, half, state, MOMENT))
+        monkeypatch.setattr("doubly.distributed.collectives.gather", lambda own, theirs=theirs: torch.cat(next(theirs)))
+        found.append(method.objective(model, half, state, TRAIN_STEP))
         assert torch.equal(found[rank].state["tally"], whole.state["tally"])
     assert torch.allclose(torch.cat([part.weights for part in found]), whole.weights)
-    assert torch.allclose((found[0].scalar + found[1].scalar) / 2, whole.scalar)
+    assert torch.allclose((found[0].loss + found[1].loss) / 2, whole.loss)
 
 
 def test_batch_norm_remembers_the_attacked_images_alone():
     model, twin = network(), network()
-    FRL(ATTACK).objective(model, samples(), {}, MOMENT)
-    delta = ATTACK.diverge(twin, samples().x, samples().y, MOMENT.generator("attack"))
+    FRL(ATTACK).objective(model, samples(), {}, TRAIN_STEP)
+    delta = ATTACK.diverge(twin, samples().x, samples().y, TRAIN_STEP.generator("attack"))
     twin(samples().x + delta)
     assert torch.equal(model[2].running_mean, twin[2].running_mean) and model[2].num_batches_tracked == 1
 
 
 def test_neither_weights_nor_state_carry_a_gradient():
-    found = FRL(ATTACK).objective(network(), samples(), learnt([0.3, 0.0, 0.0], [0.0, 0.1, 0.3]), MOMENT)
+    found = FRL(ATTACK).objective(network(), samples(), learned([0.3, 0.0, 0.0], [0.0, 0.1, 0.3]), TRAIN_STEP)
     assert not found.weights.requires_grad and not any(value.requires_grad for value in found.state.values())
 
 

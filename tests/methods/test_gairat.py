@@ -7,21 +7,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from doubly import parallel
 from doubly.attacks import PGD
 from doubly.bilevel import AdamStep, SignStep
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import TradesLoss
 from doubly.methods import AT, GAIRAT
 from doubly.schedules import Constant, Cyclic, Piecewise
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-network, data = PROBLEMS["knowing_network"], PROBLEMS["labelled_noise"]
+network, data = PROBLEMS["knowing_network"], PROBLEMS["labeled_noise"]
 
 K, RADIUS, SIZE = 6, 0.2, 0.05
-MOMENT = Moment(epoch=1, step=4, progress=0.7, seed=9)
+TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.7, seed=9)
 
 
 def attack(steps=K, **values):
@@ -40,7 +40,7 @@ def omega(kappa, steps=10, shift=-1.0):
 def one_by_one(model, batch, steps=K):
     """The dumb twin: each sample attacked alone, its predictions at x_0 ... x_{K-1} kept."""
     model.eval()
-    draws = parallel.uniform(batch.x, MOMENT.generator("attack"))
+    draws = parallel.uniform(batch.x, TRAIN_STEP.generator("attack"))
     deltas, correct = [], []
     for x, label, draw in zip(batch.x, batch.y, draws, strict=True):
         lower, upper = (-x).clamp(min=-RADIUS), (1 - x).clamp(max=RADIUS)
@@ -72,7 +72,7 @@ class Scripted(nn.Module):
 
 def test_kappa_is_what_a_loop_over_samples_counts():
     model, batch = network(), data()
-    delta, kappa = GAIRAT(attack()).counted(model, batch, MOMENT.generator("attack"))
+    delta, kappa = GAIRAT(attack()).counted(model, batch, TRAIN_STEP.generator("attack"))
     expected, correct = one_by_one(model, batch)
     assert torch.allclose(delta, expected, atol=1e-12)
     assert kappa.tolist() == [sum(right) for right in correct]
@@ -85,13 +85,13 @@ def test_a_sample_that_recovers_tells_the_count_from_the_least_steps(kappa, expe
     scripts = ["++++++-", "-+++++-", "+--+++-", "+++---+", "------+", "+-+-+-+"]
     batch = Batch(torch.full((6, 1, 1, 1), 0.3), torch.zeros(6, dtype=torch.int64))
     method = GAIRAT(PGD(LinfBall(0.5), K, SignStep(SIZE), "zero"), kappa=kappa)
-    assert method.counted(Scripted(scripts), batch, MOMENT.generator("attack"))[1].tolist() == expected
+    assert method.counted(Scripted(scripts), batch, TRAIN_STEP.generator("attack"))[1].tolist() == expected
 
 
 def test_kappa_is_counted_in_evaluation_mode():
     model, modes = network(), []
     model.register_forward_hook(lambda module, *_: modes.append(module.training))
-    GAIRAT(attack()).objective(model, data(), {}, MOMENT)
+    GAIRAT(attack()).objective(model, data(), {}, TRAIN_STEP)
     assert modes == [False] * K + [True]
 
 
@@ -137,20 +137,20 @@ def test_an_odd_number_of_steps_is_halved_down_or_exactly():
 @pytest.mark.parametrize("shift", [math.inf, 1e6])
 def test_an_infinite_lambda_is_at_exactly(form, shift):
     models = network(), network()
-    found = GAIRAT(attack(), form=form, shift=Constant(shift)).objective(models[0], data(), {}, MOMENT)
-    at = AT(attack()).objective(models[1], data(), {}, MOMENT)
-    assert torch.equal(found.weights, torch.ones(24)) and torch.equal(found.losses, at.losses)
-    for a, b in zip(gradients(found.scalar, models[0]), gradients(at.scalar, models[1]), strict=True):
+    found = GAIRAT(attack(), form=form, shift=Constant(shift)).objective(models[0], data(), {}, TRAIN_STEP)
+    at = AT(attack()).objective(models[1], data(), {}, TRAIN_STEP)
+    assert torch.equal(found.weights, torch.ones(24)) and torch.equal(found.sample_losses, at.sample_losses)
+    for a, b in zip(gradients(found.loss, models[0]), gradients(at.loss, models[1]), strict=True):
         assert torch.equal(a, b)
 
 
 def test_the_burn_in_is_at_exactly_and_ends_at_its_share():
     method = GAIRAT(attack(), burn_in=0.3)
     for progress, plain in [(0.0, True), (0.299, True), (0.3, False), (0.9, False)]:
-        models, moment = (network(), network()), MOMENT._replace(progress=progress)
+        models, moment = (network(), network()), TRAIN_STEP._replace(progress=progress)
         found = method.objective(models[0], data(), {}, moment)
         at = AT(attack()).objective(models[1], data(), {}, moment)
-        pairs = zip(gradients(found.scalar, models[0]), gradients(at.scalar, models[1]), strict=True)
+        pairs = zip(gradients(found.loss, models[0]), gradients(at.loss, models[1]), strict=True)
         assert torch.equal(found.weights, torch.ones(24)) == plain
         assert all(torch.equal(a, b) for a, b in pairs) == plain
 
@@ -161,11 +161,11 @@ def test_the_objective_is_the_weighted_mean_with_weights_that_are_constants():
     raw = torch.tensor([omega(sum(right), K) for right in correct], dtype=torch.float64)
     weights = raw / raw.mean()
     losses = F.cross_entropy(twin(batch.x + delta), batch.y, reduction="none")
-    found = GAIRAT(attack()).objective(model, batch, {}, MOMENT)
+    found = GAIRAT(attack()).objective(model, batch, {}, TRAIN_STEP)
     assert torch.allclose(found.weights, weights, atol=1e-10) and weights.max() > 2 * weights.min()
-    assert torch.allclose(found.losses, losses.detach(), atol=1e-10)
+    assert torch.allclose(found.sample_losses, losses.detach(), atol=1e-10)
     expected = gradients((weights * losses).sum() / len(weights), twin)
-    for a, b in zip(gradients(found.scalar, model), expected, strict=True):
+    for a, b in zip(gradients(found.loss, model), expected, strict=True):
         assert torch.allclose(a, b, atol=1e-10)
     assert not found.weights.requires_grad
     assert found.record["kappa"].shape == ()
@@ -193,14 +193,16 @@ def test_weights_have_mean_one_however_small_omega_is(shift, dtype):
 def test_two_processes_weigh_as_one(monkeypatch):
     method, kappa = GAIRAT(attack()), torch.tensor([0.0, 1, 2, 6, 5, 4])
     whole = method.weights(kappa, 0.7)
-    monkeypatch.setattr("doubly.parallel.gather", lambda values: method.log_omega(kappa, 0.7))  # of both ranks
+    monkeypatch.setattr(
+        "doubly.distributed.collectives.gather", lambda values: method.log_omega(kappa, 0.7)
+    )  # of both ranks
     halves = [method.weights(part, 0.7) for part in kappa.chunk(2)]
     assert torch.allclose(torch.cat(halves), whole) and halves[0].mean() > 1.5 > 0.5 > halves[1].mean()
 
 
 def test_any_step_rule_can_be_counted():
     method = GAIRAT(attack(rule=AdamStep(SIZE)))
-    kappa = method.counted(network(), data(), MOMENT.generator("attack"))[1]
+    kappa = method.counted(network(), data(), TRAIN_STEP.generator("attack"))[1]
     assert kappa.min() >= 0 and kappa.max() <= K and kappa.unique().numel() > 3
 
 

@@ -7,19 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from doubly import parallel
 from doubly.attacks import PGD
 from doubly.bilevel import SignStep
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, LogitMargin, kl_divergence
 from doubly.methods import AT, MAIL, MART, TRADES
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
 data, by_batch_statistics = PROBLEMS["plain_noise"], PROBLEMS["by_batch_statistics"]
 
-LATE = Moment(epoch=80, step=4, progress=0.7, seed=9)
+LATE = TrainStep(epoch=80, step=4, progress=0.7, seed=9)
 EARLY = LATE._replace(progress=0.5)
 ATTACK = PGD(LinfBall(0.1), 4, SignStep(0.03), "gaussian")
 FORMS = ("at", "trades", "mart")
@@ -73,7 +73,7 @@ def test_normalised_weights_by_hand():
     margins = (-0.9, -0.5, 0.0, 0.4)
     logits, y = with_margins(*margins)
     sigmoids = [1 / (1 + math.exp(-4 * (0.1 - m))) for m in margins]
-    found = MAIL(slope=4.0, bias=0.1, normalise="batch").weights(logits, y, logits).tolist()
+    found = MAIL(slope=4.0, bias=0.1, normalize="batch").weights(logits, y, logits).tolist()
     assert found == pytest.approx([4 * s / sum(sigmoids) for s in sigmoids], rel=1e-9)
     assert sum(found) == pytest.approx(4)
 
@@ -104,14 +104,14 @@ def test_the_three_margins_by_hand():
 @pytest.mark.parametrize("bias", [-5.0, 0.0, 5.0])
 def test_a_steep_slope_leaves_no_batch_without_weight(bias):
     logits, y = with_margins(0.2, 0.5, 0.9)
-    found = MAIL(slope=1e4, bias=bias, normalise="batch").weights(logits.float(), y, logits.float())
+    found = MAIL(slope=1e4, bias=bias, normalize="batch").weights(logits.float(), y, logits.float())
     assert found.isfinite().all() and found.mean().item() == pytest.approx(1)
     assert (MAIL(slope=1e4, bias=bias).weights(logits.float(), y, logits.float()) >= 0).all()
 
 
 def test_a_mean_of_one_is_that_over_all_processes(monkeypatch):
     logits, y = with_margins(-0.9, -0.5, 0.0, 0.4)
-    method = MAIL(slope=4.0, bias=0.1, normalise="batch")
+    method = MAIL(slope=4.0, bias=0.1, normalize="batch")
     together = method.weights(logits, y, logits)
     halves = [MAIL(slope=4.0, bias=0.1).weights(logits[part], y[part], None) for part in (slice(2), slice(2, 4))]
     monkeypatch.setattr(parallel, "gather", lambda mine: torch.cat([(half / 3).log() for half in halves]))
@@ -122,12 +122,12 @@ def test_a_mean_of_one_is_that_over_all_processes(monkeypatch):
 # --- the objective ---
 
 
-@pytest.mark.parametrize("normalise", ["x3", "batch"])
+@pytest.mark.parametrize("normalize", ["x3", "batch"])
 @pytest.mark.parametrize("margin", MARGINS)
 @pytest.mark.parametrize("form", FORMS)
-def test_the_objective_is_its_formula_with_constant_weights_from_training_mode(form, margin, normalise):
+def test_the_objective_is_its_formula_with_constant_weights_from_training_mode(form, margin, normalize):
     model, twin, batch = network(), network(), data()
-    method = MAIL(ATTACK, form, margin, 3.0, 0.1, normalise, beta=2.0)
+    method = MAIL(ATTACK, form, margin, 3.0, 0.1, normalize, beta=2.0)
     found = method.objective(model, batch, {}, LATE)
     y = batch.y
     attacked = twin(batch.x + ATTACK(twin, batch.x, y, LATE.generator("attack")))
@@ -141,7 +141,7 @@ def test_the_objective_is_its_formula_with_constant_weights_from_training_mode(f
         "difference": p[rows, y] - q[rows, y],
     }
     weights = torch.sigmoid(3 * (0.1 - margins[margin])).detach()
-    weights = 3 * weights if normalise == "x3" else weights / weights.mean()
+    weights = 3 * weights if normalize == "x3" else weights / weights.mean()
     divergence = 2 * (p * (p / q).log()).sum(1)
     reweighted, rest = {
         "at": (-q[rows, y].log(), torch.zeros(8)),
@@ -149,10 +149,10 @@ def test_the_objective_is_its_formula_with_constant_weights_from_training_mode(f
         "mart": (-q[rows, y].log() - (1.0001 - rival_of["q"] + 1e-12).log(), divergence * (1.0000001 - p[rows, y])),
     }[form]
     assert torch.allclose(found.weights, weights) and found.weights.std() > 0.01
-    assert torch.allclose(found.losses, (reweighted + rest).detach()) and torch.equal(found.logits, attacked.detach())
+    assert torch.allclose(found.sample_losses, (reweighted + rest).detach()) and torch.equal(found.logits, attacked.detach())
     expected = (weights * reweighted).mean() + rest.mean()
-    assert torch.allclose(found.scalar, expected)
-    for a, b in zip(gradients(found.scalar, model), gradients(expected, twin), strict=True):
+    assert torch.allclose(found.loss, expected)
+    for a, b in zip(gradients(found.loss, model), gradients(expected, twin), strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
     assert model[2].num_batches_tracked == 1 and torch.equal(model[2].running_mean, twin[2].running_mean)
 
@@ -161,11 +161,11 @@ def test_the_objective_is_its_formula_with_constant_weights_from_training_mode(f
 @pytest.mark.parametrize(("form", "attack_on"), [*((form, "cross_entropy") for form in FORMS), ("trades", "kl")])
 def test_slope_zero_with_a_mean_of_one_is_the_plain_method_exactly(form, attack_on, margin):
     model, twin, batch = network(), network(), data()
-    method = MAIL(ATTACK, form, margin, slope=0.0, normalise="batch", attack_on=attack_on)
+    method = MAIL(ATTACK, form, margin, slope=0.0, normalize="batch", attack_on=attack_on)
     found = method.objective(model, batch, {}, LATE)
     expected = plain(form, attack_on=attack_on).objective(twin, batch, {}, LATE)
-    assert torch.equal(found.weights, torch.ones(8).double()) and torch.equal(found.losses, expected.losses)
-    for a, b in zip(gradients(found.scalar, model), gradients(expected.scalar, twin), strict=True):
+    assert torch.equal(found.weights, torch.ones(8).double()) and torch.equal(found.sample_losses, expected.sample_losses)
+    for a, b in zip(gradients(found.loss, model), gradients(expected.loss, twin), strict=True):
         assert torch.equal(a, b)
 
 
@@ -173,7 +173,7 @@ def test_slope_zero_times_three_is_one_and_a_half_times_at():
     model, twin, batch = network(), network(), data()
     found = MAIL(ATTACK, slope=0.0).objective(model, batch, {}, LATE)
     expected = AT(ATTACK).objective(twin, batch, {}, LATE)
-    for a, b in zip(gradients(found.scalar, model), gradients(1.5 * expected.scalar, twin), strict=True):
+    for a, b in zip(gradients(found.loss, model), gradients(1.5 * expected.loss, twin), strict=True):
         assert torch.allclose(a, b, rtol=1e-12)
 
 
@@ -183,7 +183,7 @@ def test_during_the_burn_in_it_is_the_plain_method_exactly(form):
     found = MAIL(ATTACK, form, "natural").objective(model, batch, {}, EARLY)
     expected = plain(form).objective(twin, batch, {}, EARLY)
     assert torch.equal(found.weights, torch.ones(8).double())
-    for a, b in zip(gradients(found.scalar, model), gradients(expected.scalar, twin), strict=True):
+    for a, b in zip(gradients(found.loss, model), gradients(expected.loss, twin), strict=True):
         assert torch.equal(a, b)
 
 
@@ -193,7 +193,7 @@ def test_the_burn_in_ends_with_epoch_76_of_120():
         for p in ((75 + 390 / 391) / 120, 76 / 120)
     ]
     assert uniform == [True, False]
-    assert (MAIL(ATTACK, burn_in=0.0).objective(network(), data(), {}, Moment()).weights != 1).all()
+    assert (MAIL(ATTACK, burn_in=0.0).objective(network(), data(), {}, TrainStep()).weights != 1).all()
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_the_order_of_the_samples_does_not_matter(form, margin, monkeypatch):
     mixed = Batch(*(part[order] for part in batch))
     method = MAIL(ATTACK, form, margin, 3.0, 0.0, "batch")
     one, other = (method.objective(m, b, {}, LATE) for m, b in zip(models, (batch, mixed), strict=True))
-    assert torch.allclose(one.weights[order], other.weights) and torch.allclose(one.losses[order], other.losses)
-    for a, b in zip(gradients(one.scalar, models[0]), gradients(other.scalar, models[1]), strict=True):
+    assert torch.allclose(one.weights[order], other.weights) and torch.allclose(one.sample_losses[order], other.sample_losses)
+    for a, b in zip(gradients(one.loss, models[0]), gradients(other.loss, models[1]), strict=True):
         assert torch.allclose(a, b, rtol=1e-8, atol=1e-10)
 
 
@@ -237,13 +237,13 @@ def test_the_attack_on_the_divergence_is_that_of_trades():
     twin = network()
     expected = CrossEntropy()(by_batch_statistics(twin, batch.x), batch.y)
     expected = expected + 5 * kl_divergence(by_batch_statistics(twin, batch.x), other.logits)
-    assert torch.allclose(other.losses, expected.detach()) and not torch.equal(other.logits, found.logits)
+    assert torch.allclose(other.sample_losses, expected.detach()) and not torch.equal(other.logits, found.logits)
 
 
 def test_by_default_it_is_as_released_but_for_the_radius():
     method = MAIL()
     assert (method.form, method.margin, method.slope, method.bias) == ("at", "adversarial", 10.0, -0.5)
-    assert (method.normalise, method.burn_in, method.beta) == ("x3", 76 / 120, 5.0)
+    assert (method.normalize, method.burn_in, method.beta) == ("x3", 76 / 120, 5.0)
     assert method.attack == PGD(start="gaussian") and method.attack_on == "cross_entropy"
 
 

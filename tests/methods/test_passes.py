@@ -11,7 +11,7 @@ from doubly.bilevel import SignStep
 from doubly.losses import LogitMargin
 from doubly.methods import AT, DONE, Standard
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment
+from doubly.types import Batch, TrainStep
 
 K = 4
 
@@ -69,8 +69,8 @@ def passes(method, progress=0.0):
     model = Counted().train()
     generator = torch.Generator().manual_seed(1)
     x, y = torch.rand(6, 1, 4, 4, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2])
-    found = method.objective(model, Batch(x, y, y), method.init(), Moment(progress=progress))
-    found.scalar.backward()
+    found = method.objective(model, Batch(x, y, y), method.init(), TrainStep(progress=progress))
+    found.loss.backward()
     return Passes(*model.count.values(), int(model.first[2].num_batches_tracked))
 
 
@@ -122,5 +122,5 @@ def test_parameters_are_frozen_while_attacking(implicit):
     model = Counted()
     model.last.register_forward_hook(lambda module, *_: seen.append(module.weight.requires_grad))
     y = torch.tensor([0, 1, 2])
-    DONE(attack(), implicit=implicit).objective(model, Batch(torch.rand(3, 1, 4, 4), y, y), {}, Moment())
+    DONE(attack(), implicit=implicit).objective(model, Batch(torch.rand(3, 1, 4, 4), y, y), {}, TrainStep())
     assert seen == [False] * K + [True] * (len(seen) - K)

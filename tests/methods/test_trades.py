@@ -7,19 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from doubly import parallel
 from doubly.attacks import PGD
 from doubly.bilevel import SignStep
+from doubly.distributed import collectives as parallel
 from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import LogitMargin
 from doubly.methods import TRADES, Standard
 from doubly.threat import LinfBall
-from doubly.types import Moment
+from doubly.types import TrainStep
 
 PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
 data, by_batch_statistics = PROBLEMS["plain_noise"], PROBLEMS["by_batch_statistics"]
 
-MOMENT = Moment(epoch=1, step=4, progress=0.2, seed=9)
+TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 RADIUS, K, SIZE = 0.1, 4, 0.03
 
 
@@ -51,7 +51,7 @@ def gradients(scalar, model):
 def literal_attack(model, batch, mode="eval"):
     """The dumb twin: p(x) anew in each step."""
     model.train(mode == "train")
-    draws = parallel.uniform(batch.x, MOMENT.generator("attack"))
+    draws = parallel.uniform(batch.x, TRAIN_STEP.generator("attack"))
     lower, upper = (-batch.x).clamp(min=-RADIUS), (1 - batch.x).clamp(max=RADIUS)
     delta = (0.001 * torch.special.ndtri(draws)).clamp(lower, upper)
     for _ in range(K):
@@ -66,7 +66,7 @@ def literal_attack(model, batch, mode="eval"):
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_the_attack_increases_the_divergence_and_may_take_the_clean_answer_once(mode):
     model, batch = network(), data()
-    found = attack(attack_mode=mode).diverge(model, batch.x, batch.y, MOMENT.generator("attack"))
+    found = attack(attack_mode=mode).diverge(model, batch.x, batch.y, TRAIN_STEP.generator("attack"))
     assert torch.equal(found, literal_attack(network(), batch, mode))
     assert model[2].num_batches_tracked == 0
 
@@ -74,26 +74,26 @@ def test_the_attack_increases_the_divergence_and_may_take_the_clean_answer_once(
 def test_the_attack_on_the_divergence_does_not_care_for_the_label():
     batch = data()
     one, other = (
-        attack().diverge(network(), batch.x, y, MOMENT.generator("attack")) for y in (batch.y, (batch.y + 1) % 4)
+        attack().diverge(network(), batch.x, y, TRAIN_STEP.generator("attack")) for y in (batch.y, (batch.y + 1) % 4)
     )
     assert torch.equal(one, other)
 
 
 def test_trades_is_its_formula_with_a_gradient_through_both_arguments_of_the_divergence():
     model, twin, batch = network(), network(), data()
-    found = TRADES(attack(), beta=3.0).objective(model, batch, {}, MOMENT)
+    found = TRADES(attack(), beta=3.0).objective(model, batch, {}, TRAIN_STEP)
     attacked = twin(batch.x + literal_attack(twin, batch))
     clean = by_batch_statistics(twin, batch.x)
     losses = F.cross_entropy(clean, batch.y, reduction="none") + 3 * divergence(clean, attacked)
-    assert torch.allclose(found.losses, losses.detach()) and torch.allclose(found.logits, attacked.detach())
+    assert torch.allclose(found.sample_losses, losses.detach()) and torch.allclose(found.logits, attacked.detach())
     assert torch.equal(found.weights, torch.ones(8).double()) and found.state == {}
-    for a, b in zip(gradients(found.scalar, model), gradients(losses.mean(), twin), strict=True):
+    for a, b in zip(gradients(found.loss, model), gradients(losses.mean(), twin), strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
 def test_batch_norm_remembers_the_attacked_images_alone():
     model, twin, batch = network(), network(), data()
-    TRADES(attack()).objective(model, batch, {}, MOMENT)
+    TRADES(attack()).objective(model, batch, {}, TRAIN_STEP)
     twin(batch.x + literal_attack(twin, batch))
     assert model[2].num_batches_tracked == 1
     assert torch.equal(model[2].running_mean, twin[2].running_mean)
@@ -102,19 +102,19 @@ def test_batch_norm_remembers_the_attacked_images_alone():
 
 def test_beta_zero_has_exactly_the_gradient_of_standard_training():
     model, twin, batch = network(), network(), data()
-    found = TRADES(attack(), beta=0.0).objective(model, batch, {}, MOMENT)
-    expected = Standard().objective(twin, batch, {}, MOMENT)
-    assert torch.equal(found.losses, expected.losses)
-    for a, b in zip(gradients(found.scalar, model), gradients(expected.scalar, twin), strict=True):
+    found = TRADES(attack(), beta=0.0).objective(model, batch, {}, TRAIN_STEP)
+    expected = Standard().objective(twin, batch, {}, TRAIN_STEP)
+    assert torch.equal(found.sample_losses, expected.sample_losses)
+    for a, b in zip(gradients(found.loss, model), gradients(expected.loss, twin), strict=True):
         assert torch.equal(a, b)
 
 
 def test_large_beta_is_the_gradient_of_the_divergence():
     model, twin, batch = network(), network(), data()
-    found = TRADES(attack(), beta=1e9).objective(model, batch, {}, MOMENT)
+    found = TRADES(attack(), beta=1e9).objective(model, batch, {}, TRAIN_STEP)
     attacked = twin(batch.x + literal_attack(twin, batch))
     expected = divergence(by_batch_statistics(twin, batch.x), attacked).mean()
-    for a, b in zip(gradients(found.scalar / 1e9, model), gradients(expected, twin), strict=True):
+    for a, b in zip(gradients(found.loss / 1e9, model), gradients(expected, twin), strict=True):
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-8)
 
 
@@ -122,9 +122,9 @@ def test_an_attack_on_the_cross_entropy_is_another_one():
     batch = data()
     model = network()
     kl, cross_entropy = TRADES(attack()), TRADES(attack(), attack_on="cross_entropy")
-    assert not torch.equal(*(m.objective(network(), batch, {}, MOMENT).logits for m in (kl, cross_entropy)))
-    delta = attack()(model, batch.x, batch.y, MOMENT.generator("attack"))
-    found = cross_entropy.objective(network(), batch, {}, MOMENT)
+    assert not torch.equal(*(m.objective(network(), batch, {}, TRAIN_STEP).logits for m in (kl, cross_entropy)))
+    delta = attack()(model, batch.x, batch.y, TRAIN_STEP.generator("attack"))
+    found = cross_entropy.objective(network(), batch, {}, TRAIN_STEP)
     assert torch.equal(found.logits, network()(batch.x + delta).detach())
 
 
@@ -133,7 +133,7 @@ def test_it_costs_one_pass_for_the_clean_answer_of_the_attack_and_one_for_that_o
     for method in (TRADES(attack()), TRADES(attack(), attack_on="cross_entropy")):
         model, modes = network(), []
         model[1].register_forward_hook(lambda module, *_, modes=modes: modes.append(module.training))
-        method.objective(model, data(), {}, MOMENT)
+        method.objective(model, data(), {}, TRAIN_STEP)
         seen.append((modes.count(False), modes.count(True)))
     assert seen == [(K + 1, 2), (K, 2)]
 
@@ -141,7 +141,7 @@ def test_it_costs_one_pass_for_the_clean_answer_of_the_attack_and_one_for_that_o
 def test_restarts_keep_the_larger_divergence():
     batch = data()
     once, often = (
-        attack(restarts=n, start="uniform").diverge(network(), batch.x, batch.y, MOMENT.generator("attack"))
+        attack(restarts=n, start="uniform").diverge(network(), batch.x, batch.y, TRAIN_STEP.generator("attack"))
         for n in (1, 4)
     )
     model = network().eval()
@@ -171,11 +171,11 @@ def test_options_that_do_not_fit_are_refused_with_the_fix(options, sentence):
 def test_what_is_refused_for_the_divergence_is_free_for_the_cross_entropy():
     for given in (attack(start="zero"), attack(loss=LogitMargin())):
         method = TRADES(given, attack_on="cross_entropy")
-        assert method.objective(network(), data(), {}, MOMENT).scalar.isfinite()
+        assert method.objective(network(), data(), {}, TRAIN_STEP).loss.isfinite()
         with pytest.raises(UsageError):
             dataclasses.replace(method, attack_on="kl")
         with pytest.raises(UsageError):
-            given.diverge(network(), data().x, data().y, MOMENT.generator("attack"))
+            given.diverge(network(), data().x, data().y, TRAIN_STEP.generator("attack"))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_is_refused_for_the_divergence_is_free_for_the_cross_entropy():
 )
 def test_images_that_are_none_are_refused_before_the_clean_pass(spoil, problem, sentence):
     with pytest.raises(problem, match=sentence):
-        TRADES(attack()).objective(network(), spoil(data()), {}, MOMENT)
+        TRADES(attack()).objective(network(), spoil(data()), {}, TRAIN_STEP)
 
 
 def test_a_model_that_answers_nonsense_is_named():
@@ -200,6 +200,6 @@ def test_a_model_that_answers_nonsense_is_named():
             return x.flatten(1)[:, :4], None
 
     with pytest.raises(NonFiniteError, match="logits"):
-        TRADES(attack()).objective(Broken(), data(), {}, MOMENT)
+        TRADES(attack()).objective(Broken(), data(), {}, TRAIN_STEP)
     with pytest.raises(UsageError, match="tensor of logits, got tuple"):
-        TRADES(attack()).objective(Tuple(), data(), {}, MOMENT)
+        TRADES(attack()).objective(Tuple(), data(), {}, TRAIN_STEP)

@@ -24,11 +24,11 @@ def test_normalises_each_channel_and_stores_its_numbers():
         ((), ()),
     ],
 )
-def test_refuses_numbers_that_cannot_normalise(mean, std):
+def test_refuses_numbers_that_cannot_normalize(mean, std):
     with pytest.raises(UsageError, match="standard deviation"):
         Normalize(mean, std)
 
 
-def test_refuses_grey_images_for_a_colour_model():
+def test_refuses_gray_images_for_a_color_model():
     with pytest.raises(UsageError, match="built for 3 channels"):
         Normalize((0.5,) * 3, (0.5,) * 3)(torch.rand(2, 1, 8, 8))

@@ -10,12 +10,12 @@ def test_learns_digits_in_a_few_epochs():
     splits = Digits().load()
     torch.manual_seed(0)
     network = SmallCNN().build(1, 10, *splits.train.channel_statistics())
-    optimiser = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
     for epoch in range(6):
         for batch in batches(splits.train, 64, seed=0, epoch=epoch):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(network(batch.x), batch.y).backward()
-            optimiser.step()
+            optimizer.step()
     with torch.no_grad():
         right = network(splits.test.pixels(slice(None))).argmax(1) == splits.test.y
     assert right.float().mean() > 0.95

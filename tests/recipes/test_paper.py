@@ -42,9 +42,9 @@ def test_the_papers_numbers(method):
 def as_in_the_paper(name):
     run, method = recipe(name), name.rpartition(".")[2]
     fast = method in (*FAST, "n_fgsm")
-    assert run.model == ResNet18() and run.batch == 128 and run.epochs == (25 if fast else 60)
+    assert run.model == ResNet18() and run.batch_size == 128 and run.epochs == (25 if fast else 60)
     epsilon, step = (0.031, 0.007) if method == "at_031" else (8 / 255, 2 / 255)
-    assert run.probe.attack == PGD(LinfBall(8 / 255), 20, SignStep(2 / 255))  # all are measured alike
+    assert run.validation.attack == PGD(LinfBall(8 / 255), 20, SignStep(2 / 255))  # all are measured alike
     if not isinstance(run.method, Standard):
         assert attacked(run).attack.threat == LinfBall(epsilon)
     if not fast and not isinstance(run.method, Standard):
@@ -55,7 +55,7 @@ def as_in_the_paper(name):
         assert run.method.attack.rule == FirstThen(SignStep(1.25 * 8 / 255), BarrierStep(5000 / 255))
     # A25: SVHN alone has a lower peak and a warm-up.
     svhn = name.startswith("svhn.")
-    assert run.optimiser.lr == Cyclic(0.05 if svhn else 0.2) and run.warm_up == (5 / 60 if svhn else 0)
+    assert run.optimizer.lr == Cyclic(0.05 if svhn else 0.2) and run.warm_up == (5 / 60 if svhn else 0)
 
 
 @pytest.mark.parametrize("name", [name for name in PAPER if name.endswith((".done_pgd", ".done_gd", ".done_adam"))])
@@ -90,11 +90,11 @@ def test_a_small_recipe_is_its_sibling_with_less_of_everything(method):
 
 def less_of_everything(name):
     run, small = recipe(name), SETTINGS[name.partition(".")[0]].small
-    assert run.model == NarrowResNet(small.width, 1) and (run.batch, run.warm_up) == (small.batch, small.warm_up)
+    assert run.model == NarrowResNet(small.width, 1) and (run.batch_size, run.warm_up) == (small.batch, small.warm_up)
     fast = name.rpartition(".")[2] in (*FAST, "n_fgsm")
     assert run.epochs == (round(small.epochs * 25 / 60) if fast else small.epochs)
     assert run.data.train_images == small.images
-    assert run.probe.attack == PGD(LinfBall(small.epsilon), 20, SignStep(small.epsilon / 4))
+    assert run.validation.attack == PGD(LinfBall(small.epsilon), 20, SignStep(small.epsilon / 4))
     method = attacked(run)
     if not isinstance(method, Standard):
         assert method.attack.threat == LinfBall(small.epsilon)
@@ -107,7 +107,7 @@ def test_the_literal_svhn_is_two_flags_away(monkeypatch, tmp_path):
     from doubly.cli import main
 
     seen = []
-    monkeypatch.setattr("doubly.runs.loop.train_run", lambda run, output, **options: seen.append(run))
-    words = ["--optimiser.lr.peak", "0.2", "--warm-up", "0", "--output", str(tmp_path / "run")]
+    monkeypatch.setattr("doubly.training.loop.train_run", lambda run, output, **options: seen.append(run))
+    words = ["--optimizer.lr.peak", "0.2", "--warm-up", "0", "--output", str(tmp_path / "run")]
     assert main(["train", "svhn.done_pgd", *words]) == 0
-    assert seen[0].optimiser.lr == Cyclic(0.2) and seen[0].warm_up == 0
+    assert seen[0].optimizer.lr == Cyclic(0.2) and seen[0].warm_up == 0

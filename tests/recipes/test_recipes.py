@@ -4,6 +4,8 @@ import pytest
 
 from doubly.bilevel import AdamStep, BarrierStep, FirstThen, SignStep
 from doubly.cli import main
+from doubly.config import Run
+from doubly.config.serialize import from_json, to_json
 from doubly.data import DATASETS, Balanced, Digits, StepImbalance
 from doubly.errors import UsageError
 from doubly.methods import AT, DONE, METHODS, Standard
@@ -11,8 +13,6 @@ from doubly.recipes import RECIPES, digits, recipe
 from doubly.recipes.methods import FAST as FAST_NAMES
 from doubly.recipes.paper import SETTINGS
 from doubly.report.run_result import FAST as FAST_IN_REPORTS
-from doubly.runs import Run
-from doubly.runs.saved_config import from_json, to_json
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -39,7 +39,7 @@ def members(family):
 def trained(monkeypatch, tmp_path):
     """The run that `doubly train …` would train, without the training."""
     seen = []
-    monkeypatch.setattr("doubly.runs.loop.train_run", lambda run, output, **options: seen.append(run))
+    monkeypatch.setattr("doubly.training.loop.train_run", lambda run, output, **options: seen.append(run))
 
     def call(*words) -> Run:
         assert main(["train", *words, "--output", str(tmp_path / "run")]) == 0
@@ -99,9 +99,13 @@ def test_a_recipe_that_does_not_exist_is_answered_with_the_nearest():
 def test_digits_are_attacked_within_015_in_steps_of_a_quarter(name):
     run = recipe(name)
     assert run.data.source == Digits(0, 5)
-    assert run.probe.attack.threat == LinfBall(0.15) and run.probe.attack.threat.radius == 0.15
-    assert (run.probe.attack.steps, run.probe.attack.restarts, run.probe.attack.attack_mode) == (20, 1, "eval")
-    assert run.probe.attack.rule == SignStep(0.15 / 4)
+    assert run.validation.attack.threat == LinfBall(0.15) and run.validation.attack.threat.radius == 0.15
+    assert (run.validation.attack.steps, run.validation.attack.restarts, run.validation.attack.attack_mode) == (
+        20,
+        1,
+        "eval",
+    )
+    assert run.validation.attack.rule == SignStep(0.15 / 4)
     method = getattr(run.method, "method", run.method)
     if not isinstance(method, Standard):
         assert method.attack.threat == LinfBall(0.15)
@@ -123,18 +127,18 @@ def test_the_fast_setting_is_25_epochs_of_one_or_two_steps(name):
 @each_digits
 def test_the_budget_is_the_papers_and_the_rest_what_the_search_chose(name):
     run = recipe(name)
-    assert run.epochs == (25 if name.rpartition(".")[2] in digits.FAST else 60) and run.batch == 128
-    assert (run.optimiser.momentum, run.optimiser.clip) == (0.9, None)
-    assert isinstance(run.optimiser.lr, Cyclic) and run.optimiser.lr.turn == 0.4
-    chosen = digits.CHOSEN.get(name, {"optimiser.lr.peak": 0.1, "optimiser.weight_decay": 5e-4})
-    assert run.optimiser.lr.peak == chosen["optimiser.lr.peak"]
-    assert run.optimiser.weight_decay == chosen["optimiser.weight_decay"]
+    assert run.epochs == (25 if name.rpartition(".")[2] in digits.FAST else 60) and run.batch_size == 128
+    assert (run.optimizer.momentum, run.optimizer.clip) == (0.9, None)
+    assert isinstance(run.optimizer.lr, Cyclic) and run.optimizer.lr.turn == 0.4
+    chosen = digits.CHOSEN.get(name, {"optimizer.lr.peak": 0.1, "optimizer.weight_decay": 5e-4})
+    assert run.optimizer.lr.peak == chosen["optimizer.lr.peak"]
+    assert run.optimizer.weight_decay == chosen["optimizer.weight_decay"]
 
 
 @pytest.mark.parametrize("name", SLOW_DONES)
 def test_r_is_10_then_1_from_two_thirds_and_01_from_five_sixths(name):
     run = recipe(name)
-    steps = -(-1437 // run.batch)
+    steps = -(-1437 // run.batch_size)
 
     def r(epoch, step=0):
         return run.method.temperature.at((epoch + step / steps) / run.epochs)

@@ -5,9 +5,9 @@ from torch.autograd.functional import hessian, jacobian
 
 
 def dense_response(h, theta, delta, active=None, curvature=None):
-    """(p, d): the derivative by theta of the minimiser delta of h(theta, .), where the active constraints stay active.
+    """(p, d): the derivative by theta of the minimizer delta of h(theta, .), where the active constraints stay active.
 
-    `active(delta)` is the vector of the constraint functions that are 0 at delta. With multipliers l the minimiser
+    `active(delta)` is the vector of the constraint functions that are 0 at delta. With multipliers l the minimizer
     solves grad h + J' l = 0 and active = 0; both are differentiated, with the Hessian of h + l . active.
     """
     H = hessian(lambda d: h(theta, d), delta) if curvature is None else curvature
@@ -18,7 +18,7 @@ def dense_response(h, theta, delta, active=None, curvature=None):
     J = jacobian(active, delta)  # (k, p)
     slope = jacobian(lambda d: h(theta, d), delta)
     multipliers = torch.linalg.lstsq(J.T, -slope[:, None]).solution[:, 0]
-    assert (slope + J.T @ multipliers).abs().max() < 1e-8, "delta is not a minimiser on these constraints"
+    assert (slope + J.T @ multipliers).abs().max() < 1e-8, "delta is not a minimizer on these constraints"
     assert multipliers.abs().min() > 1e-3, "one of the constraints holds nothing: its face is not the smooth case"
     bent = H + hessian(lambda d: multipliers @ active(d), delta)
     system = torch.cat([torch.cat([bent, J.T], 1), torch.cat([J, J.new_zeros(len(J), len(J))], 1)])
@@ -31,7 +31,7 @@ def dense_cid(g, h, theta, deltas, f=None, u=None, eta=1.0, curvature=None, *, r
     g(theta, delta_i, i) is a number or a vector, h(theta, delta_i, i) a number, f the outer function of the mean.
     `u` is the running mean before this batch; `curvature(delta_i, i)` replaces the Hessian of h. `risk`, in place of f,
     is a function of all g_i at once. `active(delta_i, i)` names the constraints that bind. With `samples` their number,
-    deltas is the one delta that they share, the minimiser of the mean of the h_i.
+    deltas is the one delta that they share, the minimizer of the mean of the h_i.
     """
     if samples is None:
         responses = [

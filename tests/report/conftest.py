@@ -36,7 +36,7 @@ def make_run(tmp_path):
                 row |= {"r": 1.0, "weight_ess": 1 - 0.5 * grown + 0.02 * generator.normal()}
             if epoch % 2 or epoch == epochs - 1:
                 noise = 0.02 * generator.normal()
-                row["probe"] = {
+                row["validation"] = {
                     "sa": 0.95 * grown,
                     "ra_pgd": robust * grown + noise,
                     "ra_tail_30": 0.3 * grown,

@@ -63,7 +63,7 @@ def test_a_field_of_another_kind_is_refused_in_one_sentence(make_run, file, key,
         collect([path])
 
 
-@pytest.mark.parametrize("row", ['{"loss": 1.0}', '{"epoch": 0, "probe": null}', '{"epoch": 0, "seconds": "x"}'])
+@pytest.mark.parametrize("row", ['{"loss": 1.0}', '{"epoch": 0, "validation": null}', '{"epoch": 0, "seconds": "x"}'])
 def test_a_row_of_metrics_of_another_kind_is_refused(make_run, row):
     path = make_run(epochs=0)
     (path / "metrics.jsonl").write_text(f"{row}\n")

@@ -35,14 +35,14 @@ def test_per_class_names_classes_methods_and_attack(methods, tmp_path):
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_settings_stand_side_by_side_and_a_method_keeps_its_colour(methods, tmp_path):
+def test_settings_stand_side_by_side_and_a_method_keeps_its_color(methods, tmp_path):
     settings = {"balanced": methods, "imbalanced": {"DONE-PGD": methods["DONE-PGD"]}}
     assert figures.per_class_panels(settings, tmp_path / "panels")
     svg = (tmp_path / "panels.svg").read_text(encoding="utf-8").lower()
     assert "balanced" in svg and "imbalanced" in svg
-    plain, hatched = svg.count(f"fill: {style.COLOURS[0].lower()}"), svg.count("fill: url(#")
+    plain, hatched = svg.count(f"fill: {style.COLORS[0].lower()}"), svg.count("fill: url(#")
     assert (plain, hatched) == (3 + 1, 6 + 1)  # a bar for each class, and one in the legend
-    assert svg.count("<pattern") == 1 and f'fill="{style.COLOURS[1].lower()}"' in svg
+    assert svg.count("<pattern") == 1 and f'fill="{style.COLORS[1].lower()}"' in svg
 
 
 def test_curves_show_what_was_recorded(methods, tmp_path):
@@ -56,7 +56,7 @@ def test_a_panel_of_nothing_is_left_out(methods, tmp_path):
     plain = [replace(run, metrics=[{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 0.5}]) for run in methods["AT"]]
     assert figures.learning_curves({"AT": plain}, tmp_path / "plain")
     text = words(tmp_path / "plain.svg")
-    assert "training loss" in text and "sample size" not in text and "probe" not in text
+    assert "training loss" in text and "sample size" not in text and "validation" not in text
 
 
 def test_thousands_of_epochs_are_thinned_out_to_their_ends():
@@ -114,9 +114,9 @@ def test_names_are_data(make_run, tmp_path):
             assert name in text
 
 
-def test_twenty_eight_methods_differ_in_colour_and_mark():
+def test_twenty_eight_methods_differ_in_color_and_mark():
     for marks in (style.HATCHES, style.MARKERS, style.DASHES):
-        assert len({(style.COLOURS[i % 7], marks[i % len(marks)]) for i in range(28)}) == 28
+        assert len({(style.COLORS[i % 7], marks[i % len(marks)]) for i in range(28)}) == 28
 
 
 def test_many_methods_make_the_picture_taller_not_smaller(tmp_path):

@@ -89,10 +89,10 @@ def test_a_damaged_file_is_named(run, tmp_path, cut):
 
 def weights_at(r):
     quantiles = {"cat": [0.0, 1e-4, 1e-3, 1e-2, 0.1], "dog": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4], "ship": None}
-    return {"r": r, "normalise": "batch", "batch": 128, "quantiles_per_class": quantiles}
+    return {"r": r, "normalize": "batch", "batch": 128, "quantiles_per_class": quantiles}
 
 
-def test_weights_name_r_and_normalisation(run, tmp_path):
+def test_weights_name_r_and_normalization(run, tmp_path):
     known = knowing(run, weights=[weights_at(10.0), weights_at(1.0)])
     assert figures.weights({"DONE": [known, known]}, tmp_path / "weights")
     text = words(tmp_path / "weights.svg")

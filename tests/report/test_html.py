@@ -48,7 +48,7 @@ def test_nothing_from_data_becomes_markup_and_nothing_is_fetched(make_run, tmp_p
     assert all(address.startswith(("#", "data:image/png;base64,")) for address in tags.addresses)
 
 
-def test_pictures_follow_the_text_colour_and_do_not_share_names(make_run, tmp_path):
+def test_pictures_follow_the_text_color_and_do_not_share_names(make_run, tmp_path):
     text = write_report([make_run()], tmp_path / "out").read_text(encoding="utf-8")
     assert "currentColor" in text and "#1c1d20" not in "".join(text.split("<svg")[1:])
     names = [set(re.findall(r'<clipPath id="(\w+)"', svg)) for svg in text.split("<svg")[1:]]

@@ -37,7 +37,7 @@ RESULTS = {
     "folds": 2,
     "short_epochs": 7,
     "searches": [
-        {"recipe": "digits.at", "trials": trials(0.5, 0.7, 0.6), "winner": {"optimiser.lr.peak": 0.2, "epochs": 40}}
+        {"recipe": "digits.at", "trials": trials(0.5, 0.7, 0.6), "winner": {"optimizer.lr.peak": 0.2, "epochs": 40}}
     ],
     "rows": [row(table, label) for table in TITLES for label in ("at", "done_pgd")],
     "differences": [difference(table, "done_pgd", metric) for table in TITLES for metric in METRICS],

@@ -204,7 +204,7 @@ def papers(path, ratio=None, **changes):
         "data": {"source": {"kind": "dataset.cifar10"}, "imbalance": imbalance, "holdout": 0.0, "train_images": None},
         "model": {"kind": "model.resnet18"},
         "method": {"attack": {"threat": radius, "steps": 10}},
-        "probe": {"attack": attack},
+        "validation": {"attack": attack},
         "epochs": 60,
         "batch": 128,
     }

@@ -1,5 +1,6 @@
 """Attacks are values: called with (model, x, y, generator) they return delta. `ATTACKS` lists them."""
 
+from doubly.attacks.cached import CachedAttack
 from doubly.attacks.fgsm import FGSM
 from doubly.attacks.mode import (
     attacked,
@@ -12,7 +13,6 @@ from doubly.attacks.mode import (
     statistics_frozen,
 )
 from doubly.attacks.n_fgsm import NFGSM
-from doubly.attacks.once import Once
 from doubly.attacks.pgd import PGD
 
 ATTACKS: dict[str, type] = {"pgd": PGD, "fgsm": FGSM, "n_fgsm": NFGSM}
@@ -22,7 +22,7 @@ __all__ = [
     "FGSM",
     "NFGSM",
     "PGD",
-    "Once",
+    "CachedAttack",
     "attacked",
     "clean_pass",
     "device_of",

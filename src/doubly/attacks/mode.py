@@ -31,7 +31,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def statistics_frozen(model: nn.Module) -> Iterator[None]:
-    """Normalisation layers in training mode use the batch's statistics inside, but do not remember them."""
+    """Normalization layers in training mode use the batch's statistics inside, but do not remember them."""
     tracking = [m for m in model.modules() if getattr(m, "track_running_stats", False)]
     for module in tracking:
         module.track_running_stats = False  # type: ignore[assignment]

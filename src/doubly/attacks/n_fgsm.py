@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks.forward import Mode
 from doubly.attacks.mode import attacked
 from doubly.bilevel import Box, SignStep, projected_descent
 from doubly.checks import check_images, check_scores
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
 from doubly.threat import LinfBall

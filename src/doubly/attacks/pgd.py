@@ -7,11 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks.forward import Forward, Mode, connected
 from doubly.attacks.mode import attacked
 from doubly.bilevel import BarrierStep, FirstThen, SignStep, StepRule, projected_descent
 from doubly.checks import check_finite, check_images, check_scores
+from doubly.distributed import collectives as parallel
 from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain, kl_divergence
 from doubly.threat import LinfBall, Threat

@@ -1,4 +1,4 @@
-"""The generic optimiser: compositional bilevel problems, as functions of tensors. No images, labels or networks."""
+"""The generic optimizer: compositional bilevel problems, as functions of tensors. No images, labels or networks."""
 
 from doubly.bilevel.ball import Ball
 from doubly.bilevel.box import Box
@@ -8,8 +8,8 @@ from doubly.bilevel.face import Face
 from doubly.bilevel.first_order import cid_first_order
 from doubly.bilevel.inner import Constraint, StepRule, projected_descent
 from doubly.bilevel.levels import Descent, Processes
-from doubly.bilevel.linear_solve import ConjugateGradient, Diagonal, Direct, Neumann, NotSolved, Solution, Solver
-from doubly.bilevel.minimise import Result, Step, minimise
+from doubly.bilevel.linear_solve import ConjugateGradient, Diagonal, Direct, Neumann, Solution, Solver, SolverWarning
+from doubly.bilevel.minimize import Result, Step, minimize
 from doubly.bilevel.simplex import Simplex
 from doubly.bilevel.step_rules import (
     AdamStep,
@@ -26,7 +26,7 @@ from doubly.bilevel.whole_space import WholeSpace
 STEP_RULES: dict[str, type] = {
     "gradient": GradientStep,
     "momentum": MomentumStep,
-    "normalised": NormalisedStep,
+    "normalized": NormalisedStep,
     "sign": SignStep,
     "adam": AdamStep,
     "barrier": BarrierStep,
@@ -56,7 +56,6 @@ __all__ = [
     "MomentumStep",
     "Neumann",
     "NormalisedStep",
-    "NotSolved",
     "Processes",
     "Result",
     "RunningMean",
@@ -64,12 +63,13 @@ __all__ = [
     "Simplex",
     "Solution",
     "Solver",
+    "SolverWarning",
     "Step",
     "StepRule",
     "Terms",
     "WholeSpace",
     "cid",
     "cid_first_order",
-    "minimise",
+    "minimize",
     "projected_descent",
 ]

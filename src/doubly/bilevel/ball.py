@@ -44,7 +44,7 @@ class Ball:
         return torch.where(as_rows(both, delta), self.box.project(delta / as_rows(high, delta)), found)
 
     def at(self, fraction: Tensor) -> Tensor:
-        """A point inside from uniform draws: the direction they give from the centre, at the radius of the first."""
+        """A point inside from uniform draws: the direction they give from the center, at the radius of the first."""
         direction = 2 * fraction - 1
         norms = flat(direction).norm(dim=1).clamp_min(torch.finfo(fraction.dtype).tiny)
         length = self.radius * flat(fraction)[:, 0] / norms

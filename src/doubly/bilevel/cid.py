@@ -5,7 +5,7 @@ both constants,
 
     S(theta) = mean_i [ c_i . g_i(theta, delta_i) - < dh_i/d delta (theta, delta_i), v_i > ]
 
-has the compositional implicit estimate as its theta-gradient. So one ordinary `backward()` and any optimiser will do. A
+has the compositional implicit estimate as its theta-gradient. So one ordinary `backward()` and any optimizer will do. A
 delta that all samples share is one row: there h, c . g and their derivatives are means over the samples.
 """
 
@@ -30,9 +30,9 @@ class Terms(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """`scalar.backward()` gives the estimate of the gradient of F."""
+    """`loss.backward()` gives the estimate of the gradient of F."""
 
-    scalar: Tensor  # ()
+    loss: Tensor  # ()
     values: Tensor  # g_i, detached
     cotangents: Tensor  # c_i, detached; the weights, for compositions of losses
     aux: Any

@@ -87,7 +87,7 @@ class RunningMean:
 
 @dataclass(frozen=True)
 class LogMeanExp:
-    """f(mean g) = r log mean exp(loss / r), KL-regularised DRO, of losses; the cotangents are the paper's weights.
+    """f(mean g) = r log mean exp(loss / r), KL-regularized DRO, of losses; the cotangents are the paper's weights.
 
     It keeps nu = log u, in float64: exp(loss / r) itself overflows (docs/numerics.md). u belongs to the r that it
     was gathered under, so it starts anew when r changes. With `cap` the density ratio is bounded: no weight exceeds it.

@@ -1,6 +1,6 @@
-"""Where a constrained minimiser may move: the tangent space of the face it lies on.
+"""Where a constrained minimizer may move: the tangent space of the face it lies on.
 
-Eq. 9 holds for a minimiser inside its set. On an active constraint delta*(theta) moves along the face only, and the
+Eq. 9 holds for a minimizer inside its set. On an active constraint delta*(theta) moves along the face only, and the
 face of a ball is curved: there the system is P (H + multiplier) P v = P b, P the projection onto the tangent space.
 """
 

@@ -23,7 +23,7 @@ class Constraint(Protocol):
         ...
 
     def face(self, delta: Tensor, slope: Tensor) -> Face:
-        """The face on which a minimiser delta with gradient `slope` lies."""
+        """The face on which a minimizer delta with gradient `slope` lies."""
         ...
 
 
@@ -48,7 +48,7 @@ def pooled(rows: Tensor) -> Tensor:
 
 
 def gap(constraint: Constraint, delta: Tensor, slope: Tensor) -> Tensor:
-    """(B,): length of the projected gradient |delta - project(delta - slope)|, 0 at a minimiser."""
+    """(B,): length of the projected gradient |delta - project(delta - slope)|, 0 at a minimizer."""
     return flat(delta - constraint.project(delta - slope)).square().sum(1).sqrt()
 
 

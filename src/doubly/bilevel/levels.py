@@ -1,4 +1,4 @@
-"""One step of Algorithm 1 on a batch: the inner solution, the CID estimate there, and the step of the optimiser."""
+"""One step of Algorithm 1 on a batch: the inner solution, the CID estimate there, and the step of the optimizer."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -12,14 +12,14 @@ from doubly.bilevel.cid import Direction, Terms, check_inner, check_terms, cid, 
 from doubly.bilevel.composition import Composition, State
 from doubly.bilevel.inner import Constraint, StepRule, gap, projected_descent
 from doubly.bilevel.leaves import frozen, swapped
-from doubly.bilevel.linear_solve import NotSolved, Solver
+from doubly.bilevel.linear_solve import Solver, SolverWarning
 from doubly.bilevel.step_rules import GradientStep
 
 NO_THETA = "problem does not depend on theta: compute g and h from the theta that it is given"
 
 
 class Processes(Protocol):
-    """What several processes need of each other; the module `doubly.parallel` has it."""
+    """What several processes need of each other; the module `doubly.distributed.collectives` has it."""
 
     def world(self) -> tuple[int, int]: ...
     def gather(self, values: Tensor) -> Tensor: ...
@@ -77,7 +77,7 @@ class Levels:
     shared: bool
     processes: Processes
 
-    def minimiser(self, here: Here) -> Tensor:
+    def minimizer(self, here: Here) -> Tensor:
         def h(rows: Tensor) -> Tensor:
             delta = rows.squeeze(0) if self.shared else rows  # the backward pass of rows[0] would copy
             if self.inner is not None:
@@ -89,7 +89,7 @@ class Levels:
                 values = inner_values(terms)
             if not values.requires_grad:
                 raise ValueError(
-                    "inner does not depend on delta: there is nothing to minimise; compute h from the delta given"
+                    "inner does not depend on delta: there is nothing to minimize; compute h from the delta given"
                 )
             return values.mean()[None] if self.shared else values
 
@@ -102,13 +102,13 @@ class Levels:
     def outer_at(self, values: list[Tensor], here: Here) -> Tensor:
         """g_i at other values of theta, with the inner solution that belongs to them."""
         with swapped(self.leaves, values):
-            delta = self.minimiser(here)
+            delta = self.minimizer(here)
             with torch.no_grad():
                 return terms_of(self.problem(self.theta, delta, here.batch)).outer
 
     def estimate(self, here: Here, previous: Tensor | None) -> Found:
         """Lines 4-12 of Algorithm 1; the gradient is left in theta."""
-        delta = self.minimiser(here)
+        delta = self.minimizer(here)
         direction = cid(
             lambda delta: self.problem(self.theta, delta, here.batch),
             delta,
@@ -120,9 +120,9 @@ class Levels:
             gather=self.processes.gather,
             previous=previous,
         )
-        if not direction.scalar.requires_grad:
+        if not direction.loss.requires_grad:
             raise ValueError(NO_THETA)
-        direction.scalar.backward()  # type: ignore[no-untyped-call]
+        direction.loss.backward()  # type: ignore[no-untyped-call]
         self.processes.average_gradients(self.leaves)
         norms = [leaf.grad.norm() for leaf in self.leaves if leaf.grad is not None]
         if not norms:
@@ -155,14 +155,14 @@ class Levels:
         """A step that says its number where it fails, and does not repeat that a solve was missed."""
         with warnings.catch_warnings():
             if quiet:  # the text holds the residual, so that python would show it anew each time
-                warnings.simplefilter("ignore", NotSolved)
+                warnings.simplefilter("ignore", SolverWarning)
             try:
                 return self.step(*given)
             except ArithmeticError as problem:
                 raise ArithmeticError(f"step {number}: {problem}") from None
 
     def step(self, optimizer: torch.optim.Optimizer, here: Here, previous: Tensor | None) -> Found:
-        """One step of the optimiser, which may ask for several estimates (LBFGS does); the first is told."""
+        """One step of the optimizer, which may ask for several estimates (LBFGS does); the first is told."""
         found = []
 
         def closure() -> Tensor:

@@ -18,7 +18,7 @@ from doubly.bilevel.face import as_rows, dot, flat
 MatVec = Callable[[Tensor], Tensor]
 
 
-class NotSolved(UserWarning):
+class SolverWarning(UserWarning):
     """A linear solve missed its tolerance: the implicit term is approximate."""
 
 
@@ -36,7 +36,7 @@ def _relative(residual: Tensor, b: Tensor) -> Tensor:
 
 
 def _judged(v: Tensor, residual: Tensor, tolerance: float, remedy: str, bent: Tensor | None = None) -> Solution:
-    """The solution, after a warning where it misses the tolerance or, in rows that are `bent`, is no minimiser's."""
+    """The solution, after a warning where it misses the tolerance or, in rows that are `bent`, is no minimizer's."""
     missed = ~(residual <= tolerance)  # a NaN is missed too
     if bent is not None and bent.any():
         missed = missed | bent
@@ -48,7 +48,7 @@ def _judged(v: Tensor, residual: Tensor, tolerance: float, remedy: str, bent: Te
         warnings.warn(
             f"the linear solve left a relative residual of {residual.max().item():.1e} (tolerance {tolerance:.0e}) in "
             f"{int(missed.sum())} of {len(residual)} systems: {remedy}",
-            NotSolved,
+            SolverWarning,
             stacklevel=4,
         )
     return Solution(v, residual)
@@ -155,7 +155,7 @@ class Neumann:
 
 @dataclass(frozen=True)
 class Direct:
-    """The matrix written out, by one product per coordinate, and factorised: for small delta, as a reference."""
+    """The matrix written out, by one product per coordinate, and factorized: for small delta, as a reference."""
 
     tolerance: float | None = 1e-5
     largest: int = 2048  # coordinates of a row

@@ -1,4 +1,4 @@
-"""How one inner step follows from a gradient: plain, normalised, sign, Adam, preconditioned by the barrier."""
+"""How one inner step follows from a gradient: plain, normalized, sign, Adam, preconditioned by the barrier."""
 
 from dataclasses import dataclass, field
 

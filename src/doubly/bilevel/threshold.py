@@ -133,7 +133,7 @@ class CVaR:
         require(0 < self.eta <= 1, "eta", self.eta, "0 < eta <= 1")
 
     def _bracket(self, losses: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """The threshold between its two neighbours in float64, and the weight of the samples there."""
+        """The threshold between its two neighbors in float64, and the weight of the samples there."""
         if self.alpha == 1:  # every weight is 1, whatever came before
             return losses.min() - 1, losses.min() - 1, torch.ones_like(losses[0])
         old = state["threshold"].to(losses) if state else losses.mean()

@@ -73,9 +73,9 @@ def train(arguments: list[str]) -> int:
     if not arguments or arguments == ["--help"] or arguments == ["-h"]:
         OUT.print(train.__doc__, highlight=False, markup=False)
         return 0
-    from doubly.runs.loop import Watch, train_run
-    from doubly.runs.progress import shown
-    from doubly.runs.signals import stop_on_signals
+    from doubly.jobs.signals import stop_on_signals
+    from doubly.training.loop import Callback, train_run
+    from doubly.training.progress import shown
 
     options, output = _train_options(arguments)
     if options.threads is not None:
@@ -90,9 +90,9 @@ def train(arguments: list[str]) -> int:
 
         return dry_run(run, output if options.resume else None, OUT, ERR)
     with stop_on_signals() as request, shown(run.epochs, OUT) as lines, ExitStack() as opened:
-        watch: Watch = lines
+        watch: Callback = lines
         if options.tensorboard:
-            from doubly.runs.tensorboard import TensorBoard
+            from doubly.bridges.tensorboard import TensorBoard
 
             watch = opened.enter_context(TensorBoard(output / "tensorboard", lines))
         watch.say(f"{run.name}, seed {run.seed}, {run.epochs} epochs -> {output}")
@@ -109,9 +109,10 @@ def _train_options(arguments: list[str]) -> tuple[Any, Path]:
     """Recipe or config, then replaced parts, then the flags."""
     import tyro
 
-    from doubly.runs import Run, load_run
-    from doubly.runs.own_model import OwnModel
-    from doubly.runs.saved_config import from_json
+    from doubly.checkpoints.load import load_run
+    from doubly.config import Run
+    from doubly.config.serialize import from_json
+    from doubly.config.user_code import OwnModel
 
     @dataclass(frozen=True)
     class Options:
@@ -175,7 +176,7 @@ def _read(path: Path) -> Any:
 
 def changed(run: Any, changes: list[str]) -> Any:
     """--set PATH=JSON, or PATH=KIND for a part with its defaults."""
-    from doubly.runs.saved_config import KINDS, nearest, replaced
+    from doubly.config.serialize import KINDS, nearest, replaced
 
     for change in changes:
         path, equals, text = change.partition("=")
@@ -232,7 +233,7 @@ def export(arguments: list[str]) -> int:
     options = parsed(Options, arguments, "export")
     if options.output.suffix != ".safetensors":
         raise UsageError(f"{options.output} must end in .safetensors: doubly writes no pickles, which can execute code")
-    from doubly.runs.export import export_run
+    from doubly.checkpoints.export import export_run
 
     export_run(options.directory, options.output, options.checkpoint)
     OUT.print(f"wrote {options.output}", highlight=False, markup=False, soft_wrap=True)
@@ -243,17 +244,17 @@ def listing(arguments: list[str]) -> int:
     """Show what there is: doubly list methods|attacks|models|datasets|recipes|passes [BEGINNING]."""
     from doubly.attacks import ATTACKS
     from doubly.attacks.autoattack import AutoAttack
+    from doubly.config.serialize import nearest
     from doubly.data import DATASETS
     from doubly.methods import METHODS
     from doubly.models import MODELS
     from doubly.recipes import RECIPES
-    from doubly.runs.saved_config import nearest
 
     def about(kind: type) -> str:
         return (kind.__doc__ or "").strip().splitlines()[0]
 
     if arguments == ["passes"]:
-        from doubly.recipes.passes import markdown
+        from doubly.studies.passes import markdown
 
         OUT.out(markdown(), highlight=False)
         return 0
@@ -282,7 +283,7 @@ def doctor(arguments: list[str]) -> int:
     if arguments not in ([], ["--compile"]):
         OUT.print("doubly doctor takes no option but --compile, which also tries the compiler", highlight=False)
         return 0 if arguments in (["-h"], ["--help"]) else 2
-    from doubly.runs.doctor import examine
+    from doubly.cli.doctor import examine
 
     table = Table("what", "found", show_header=False)
     healthy = True
@@ -341,10 +342,10 @@ def search(arguments: list[str]) -> int:
         """folder with the dataset's files"""
 
     options = parsed(Options, arguments, "search")
+    from doubly.config.serialize import to_json
+    from doubly.jobs.search import Search, default_space, search_all, with_changes
     from doubly.recipes import recipe
     from doubly.rundir import write_json
-    from doubly.runs.saved_config import to_json
-    from doubly.runs.search import Search, default_space, search_all, with_changes
 
     base = with_root(recipe(options.recipe), options.data_root)
     output = options.output or Path("runs") / "search" / options.recipe

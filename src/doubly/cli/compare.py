@@ -7,7 +7,7 @@ from typing import Annotated
 from rich.console import Console
 
 from doubly.cli.options import parsed
-from doubly.cli.shown import show_differences
+from doubly.cli.tables import show_differences
 
 
 def compare(arguments: list[str], out: Console) -> int:

@@ -30,12 +30,12 @@ def fetch(arguments: list[str], out: Console) -> None:
     """Download a dataset: doubly data fetch NAME [--data-root DIR]."""
     import tyro
 
+    from doubly.config.serialize import nearest
     from doubly.data import DATASETS
     from doubly.data.download import Listener
     from doubly.data.download import fetch as fetch_files
     from doubly.data.files import data_folder
     from doubly.data.published import PUBLISHED
-    from doubly.runs.saved_config import nearest
 
     @dataclass(frozen=True)
     class Options:
@@ -86,7 +86,7 @@ def inspect(arguments: list[str], out: Console) -> None:
 
     from doubly.data.contact_sheet import contact_sheet
     from doubly.data.decoding import SUFFIXES
-    from doubly.runs.build import chosen_device, load_splits, prepare
+    from doubly.training.setup import chosen_device, load_splits, prepare
 
     @dataclass(frozen=True)
     class Options:
@@ -138,11 +138,11 @@ def imbalance(arguments: list[str], out: Console) -> None:
     """Write which training images stay: doubly data imbalance NAME --ratio 0.2 [--profile step|exponential]."""
     import tyro
 
+    from doubly.config.serialize import to_json
     from doubly.data import IMBALANCES
     from doubly.data.kept import kept_images
     from doubly.rundir import write_json
-    from doubly.runs.build import load_splits
-    from doubly.runs.saved_config import to_json
+    from doubly.training.setup import load_splits
 
     @dataclass(frozen=True)
     class Options:

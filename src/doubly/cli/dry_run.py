@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from doubly.cli.shown import duration, say
+from doubly.cli.tables import duration, say
 from doubly.errors import UsageError
 
 
@@ -15,9 +15,9 @@ def dry_run(run: Any, resumed: Path | None, out: Console, err: Console) -> int:
     """`resumed`: the run directory, if the run is to go on there."""
     import torch
 
+    from doubly.jobs.cost import calibrated, estimate
+    from doubly.jobs.pool import Job
     from doubly.report.run_result import method_label
-    from doubly.runs.estimate import calibrated, estimate
-    from doubly.runs.pool import Job
 
     size = _size(run, err)
     begun = time.perf_counter()
@@ -44,7 +44,7 @@ def _seconds(seconds: float) -> str:
 
 def _size(run: Any, err: Console) -> Any:
     """Of the data, or as they were published where they are not here."""
-    from doubly.runs.estimate import published_size, sizes
+    from doubly.jobs.cost import published_size, sizes
 
     known, problems = sizes([run])
     if run.data in known:

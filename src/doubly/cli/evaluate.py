@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from doubly.cli.options import parsed, taken
-from doubly.cli.shards import run_shards, stopping
-from doubly.cli.shown import duration, say, show
+from doubly.cli.tables import duration, say, show
 from doubly.errors import UsageError
+from doubly.jobs.shards import run_shards, stopping
 
 
 def evaluate(arguments: list[str], out: Console, err: Console) -> int:
-    from doubly.runs.processes import joined, started
-    from doubly.runs.progress import bar_columns
+    from doubly.distributed.launch import joined, started
+    from doubly.training.progress import bar_columns
 
     options, changes = _options(arguments)
     first = started()[0] == 0
@@ -40,7 +40,7 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
 def _options(arguments: list[str]) -> tuple[Any, list[str]]:
     import tyro
 
-    from doubly.runs.measuring import Measuring
+    from doubly.evaluation.config import EvalConfig
 
     @dataclass(frozen=True)
     class Options:
@@ -50,7 +50,7 @@ def _options(arguments: list[str]) -> tuple[Any, list[str]]:
 
         directory: Annotated[Path | None, tyro.conf.Positional] = None
         """run directory"""
-        how: Annotated[Measuring, tyro.conf.arg(name="")] = field(default_factory=Measuring)
+        how: Annotated[EvalConfig, tyro.conf.arg(name="")] = field(default_factory=EvalConfig)
         """how to measure"""
         attacks: tuple[str, ...] = ("pgd", "margin")
         """pgd: 20 steps on the cross-entropy; margin: the same on the logit margin"""
@@ -101,7 +101,7 @@ def _attacks(options: Any) -> tuple[str, ...]:
 
 def _threat(options: Any, own: Any) -> Any:
     """As asked for; `own` where nothing is, and its radius where only the same kind is."""
-    from doubly.runs.saved_config import fraction
+    from doubly.config.serialize import fraction
     from doubly.threat import THREATS, LinfBall
 
     kind = THREATS[options.threat] if options.threat else LinfBall if own is None else type(own)
@@ -111,10 +111,11 @@ def _threat(options: Any, own: Any) -> Any:
 
 
 def _run(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
-    from doubly.runs import evaluate_run, load_run
-    from doubly.runs.own_model import OwnModel
+    from doubly.checkpoints.load import load_run
+    from doubly.config.user_code import OwnModel
+    from doubly.evaluation.run_directory import evaluate_run
 
-    own = load_run(options.directory).probe.attack.threat
+    own = load_run(options.directory).validation.attack.threat
     threat = _threat(options, own)
     result = evaluate_run(
         options.directory,
@@ -132,10 +133,10 @@ def _run(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
 
 def _own(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
     from doubly.cli.sources import run_of
-    from doubly.runs import evaluate
-    from doubly.runs.build import chosen_device, fetched_splits
-    from doubly.runs.own_model import OwnModel
+    from doubly.config.user_code import OwnModel
+    from doubly.evaluation.api import evaluate
     from doubly.seeding import global_generators
+    from doubly.training.setup import chosen_device, fetched_splits
 
     splits = fetched_splits(run_of(options.data, options.data_root, changes))
     test = splits.test

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from doubly.cli.curves import Point, bar, curve
-from doubly.cli.shown import duration
+from doubly.cli.tables import duration
 from doubly.rundir import Row, RunDir, printable, read_metrics, read_tree
 
 NARROW, WIDE = 40, 200  # columns that a frame is drawn for
@@ -22,20 +22,21 @@ LABEL = 17  # columns for the name of a curve
 
 @dataclass(frozen=True)
 class Measure:
-    """What a curve shows: a field of a row, or of its probe."""
+    """What a curve shows: a field of a row, or of its validation."""
 
     label: str
     key: str
-    colour: str
-    probe: bool = False
+    color: str
+    validation: bool = False
     lowest: bool = False  # marked, instead of the highest
     form: str = ".3g"
 
     def points(self, rows: Iterable[Row]) -> list[Point]:
         """(epoch, value); accuracies in percent."""
-        scale = 100 if self.probe else 1
+        scale = 100 if self.validation else 1
         found = [
-            (epoch, _number(_part(row, "probe") if self.probe else row, self.key)) for epoch, row in enumerate(rows)
+            (epoch, _number(_part(row, "validation") if self.validation else row, self.key))
+            for epoch, row in enumerate(rows)
         ]
         return [(epoch, scale * value) for epoch, value in found if value is not None]
 
@@ -43,15 +44,15 @@ class Measure:
         """first → last, and the lowest or highest"""
         values = [value for _, value in points]
         marked = f"▼{min(values):{self.form}}" if self.lowest else f"▲{max(values):{self.form}}"
-        return f"{values[0]:{self.form}} → {values[-1]:{self.form}}{' %' * self.probe} {marked}"
+        return f"{values[0]:{self.form}} → {values[-1]:{self.form}}{' %' * self.validation} {marked}"
 
 
 MEASURES = (
     Measure("training loss", "loss", "yellow", lowest=True),
     Measure("learning rate", "lr", "bright_black", form=".2g"),
-    Measure("SA", "sa", "blue", probe=True, form=".1f"),
-    Measure("RA-PGD", "ra_pgd", "cyan", probe=True, form=".1f"),
-    Measure("RA-Tail-30", "ra_tail_30", "magenta", probe=True, form=".1f"),
+    Measure("SA", "sa", "blue", validation=True, form=".1f"),
+    Measure("RA-PGD", "ra_pgd", "cyan", validation=True, form=".1f"),
+    Measure("RA-Tail-30", "ra_tail_30", "magenta", validation=True, form=".1f"),
     Measure("eff. sample size", "weight_ess", "green", lowest=True, form=".2f"),
 )
 
@@ -111,7 +112,7 @@ def _small(run: Watched, width: int) -> list[Text]:
             text, room = measure.text(points), min(60, width - LABEL - 30)
             if room < 10:
                 text, room = text.rpartition(" ")[0], width - LABEL - 16
-            line = Text(set_cell_size(measure.label, LABEL)).append(curve(points, last, room, 1)[0], measure.colour)
+            line = Text(set_cell_size(measure.label, LABEL)).append(curve(points, last, room, 1)[0], measure.color)
             line.append(f" {text}").truncate(width)
             lines.append(line)
     weakest = [f"{name} {100 * value:.0f} %" for name, value in _weakest(run.rows)[1][:3]]
@@ -152,24 +153,24 @@ def _panel(measure: Measure, points: list[Point], epochs: int, width: int, lines
     values = measure.text(points)
     panel = Text(set_cell_size(measure.label, max(1, width - len(values) - 1)) + " ", "bold").append(values, "not bold")
     for line in curve(points, epochs - 1, width, lines):
-        panel.append(f"\n{line}", f"not bold {measure.colour}")
+        panel.append(f"\n{line}", f"not bold {measure.color}")
     return panel
 
 
 def _weakest(rows: list[Row]) -> tuple[Row, list[tuple[str, float]]]:
-    """The latest probe, and the accuracies of its classes under attack, lowest first."""
-    probe: Row = next((part for row in reversed(rows) if "per_class" in (part := _part(row, "probe"))), {})
-    classes = _part(probe, "per_class")
+    """The latest validation, and the accuracies of its classes under attack, lowest first."""
+    validation: Row = next((part for row in reversed(rows) if "per_class" in (part := _part(row, "validation"))), {})
+    classes = _part(validation, "per_class")
     found = [(printable(name), value) for name in classes if (value := _number(classes, name)) is not None]
-    return probe, sorted(found, key=lambda item: item[1])
+    return validation, sorted(found, key=lambda item: item[1])
 
 
 def _classes(rows: list[Row], width: int, most: int) -> list[Text]:
-    probe, found = _weakest(rows)
+    validation, found = _weakest(rows)
     if not found:
         return []
     kind = f", {most} weakest of {len(found):,} classes" if len(found) > most else " of classes, weakest first"
-    about = f", {printable(probe.get('on', 'probe'))}, n = {printable(probe.get('n', '?'))}"
+    about = f", {printable(validation.get('on', 'validation'))}, n = {printable(validation.get('n', '?'))}"
     shown = found[:most]
     longest = min(max(cell_len(name) for name, _ in shown), 24, width // 3)
     title = Text(f"RA-PGD{kind}", "bold")

@@ -23,7 +23,7 @@ def parsed(kind: type[T], arguments: Sequence[str], verb: str, default: T | None
         return _number() if info.type is float else None
 
     def _number() -> PrimitiveConstructorSpec[float]:
-        from doubly.runs.saved_config import fraction
+        from doubly.config.serialize import fraction
 
         return PrimitiveConstructorSpec(
             nargs=1,

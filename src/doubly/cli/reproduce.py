@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from doubly.cli.options import parsed
-from doubly.cli.shown import say
+from doubly.cli.tables import say
 from doubly.errors import UsageError
 
 SEEDS = 3
@@ -20,8 +20,8 @@ FOR_PLANS = (
 
 def reproduce(arguments: list[str], out: Console, err: Console) -> int:
     options = _options(arguments)  # first, so that --help comes at once
-    from doubly.recipes.plans import PLANS
-    from doubly.runs.saved_config import nearest
+    from doubly.config.serialize import nearest
+    from doubly.studies.plans import PLANS
 
     if options.study not in (*PLANS, *STUDIES):
         raise UsageError(f"there is no study '{options.study}'{nearest(options.study, [*PLANS, *STUDIES])}")
@@ -30,7 +30,7 @@ def reproduce(arguments: list[str], out: Console, err: Console) -> int:
         raise UsageError(f"jobs and seeds are at least 1, got {jobs} and {options.seeds}")
     if options.study in STUDIES:
         return _study(options, jobs, out)
-    from doubly.cli.plans import reproduce_plan
+    from doubly.cli.reproduce_plan import reproduce_plan
 
     return reproduce_plan(options, out, err)
 
@@ -93,7 +93,7 @@ def _study(options: Any, jobs: int, out: Console) -> int:
             say(out, str(path))
         return 0
     if options.study == "demo":
-        from doubly.recipes.demo import demo
+        from doubly.studies.demo import demo
 
         page = demo(output, jobs, options.seeds, out)
     else:
@@ -104,7 +104,7 @@ def _study(options: Any, jobs: int, out: Console) -> int:
 
 
 def _runs_of_study(name: str, output: Path, seeds: int) -> list[Path]:
-    from doubly.recipes import demo, digits_comparison, digits_study
+    from doubly.studies import demo, digits_comparison, digits_study
 
     if name == "demo":
         return [job.output for job in demo.jobs(output, seeds)]
@@ -120,9 +120,9 @@ def _digits(name: str, output: Path, jobs: int, out: Console) -> str:
     from doubly.report.study import comparison_markdown, study_markdown
 
     if name == "digits_done":
-        from doubly.recipes.digits_study import study
+        from doubly.studies.digits_study import study
 
         return study_markdown(study(output, jobs, out))
-    from doubly.recipes.digits_comparison import comparison
+    from doubly.studies.digits_comparison import comparison
 
     return comparison_markdown(comparison(output, jobs, out))

@@ -9,12 +9,12 @@ from doubly.errors import UsageError
 def run_of(name: str, root: str | None, changes: list[str]) -> Any:
     """A recipe as it is; a dataset, folder or file with all its images."""
     from doubly.cli import changed, with_root
+    from doubly.config import Data, Run
+    from doubly.config.serialize import nearest
     from doubly.data import DATASETS, Arrays, ImageFolder
     from doubly.methods import Standard
     from doubly.models import SmallCNN
     from doubly.recipes import RECIPES, recipe
-    from doubly.runs import Data, Run
-    from doubly.runs.saved_config import nearest
 
     place = Path(root or ".") / name
     if name in RECIPES:

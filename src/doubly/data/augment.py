@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from doubly import parallel
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 
 
@@ -78,9 +78,9 @@ class ResizedCropFlip:
         area = self.smallest + (1 - self.smallest) * draws[:, 0]
         ratio = self.stretch ** (2 * draws[:, 1] - 1)
         size = torch.stack([area * ratio, area / ratio], 1).sqrt().clamp_max(1)  # width, height; shares of the image
-        centre = (2 * draws[:, 2:4] - 1) * (1 - size)  # the image reaches from -1 to 1
+        center = (2 * draws[:, 2:4] - 1) * (1 - size)  # the image reaches from -1 to 1
         mirror = torch.where(draws[:, 4] < 0.5, -1.0, 1.0) if self.flip else torch.ones_like(area)
         turned = torch.stack([size[:, 0] * mirror, size[:, 1]], 1).diag_embed()
-        grid = F.affine_grid(torch.cat([turned, centre[:, :, None]], 2), list(x.shape), align_corners=False)
+        grid = F.affine_grid(torch.cat([turned, center[:, :, None]], 2), list(x.shape), align_corners=False)
         # Parts are never shrunk, so nothing needs smoothing; rounding may leave [0,1].
         return F.grid_sample(x, grid, padding_mode="border", align_corners=False).clamp_(0, 1)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): 32x32 colour images, as python batches or as binary batches."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): 32x32 color images, as python batches or as binary batches."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from doubly.data.files import Files, bytes_of, content, labelled, words
+from doubly.data.files import Files, bytes_of, content, labeled, words
 from doubly.data.images import Images, Splits
 from doubly.data.pickles import read_batch
 from doubly.errors import UsageError
@@ -110,5 +110,5 @@ def _binary(path: Path, label_bytes: int) -> _Part:
 
 
 def _joined(parts: list[_Part], classes: list[str]) -> Images:
-    sets = [labelled(part.path, part.x.reshape(-1, 3, 32, 32), part.y, classes) for part in parts]
+    sets = [labeled(part.path, part.x.reshape(-1, 3, 32, 32), part.y, classes) for part in parts]
     return Images(torch.cat([images.x[:] for images in sets]), torch.cat([images.y for images in sets]), tuple(classes))

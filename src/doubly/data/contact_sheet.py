@@ -34,8 +34,8 @@ def contact_sheet(images: Images, columns: int = 12) -> "Image":
         rows = (images.y == label).nonzero().squeeze(1)[:columns]
         pixels = (images.pixels(rows) * 255).round().to(torch.uint8).cpu().numpy()
         for place, image in enumerate(pixels):
-            grey = image.shape[0] != 3  # one channel, or a number of them that has no colours
-            picture = Image.fromarray(image[0] if grey else np.ascontiguousarray(image.transpose(1, 2, 0)))
+            gray = image.shape[0] != 3  # one channel, or a number of them that has no colors
+            picture = Image.fromarray(image[0] if gray else np.ascontiguousarray(image.transpose(1, 2, 0)))
             sheet.paste(
                 picture.convert("RGB").resize((zoom * width, zoom * height), Image.Resampling.NEAREST),
                 (left + place * column, top),

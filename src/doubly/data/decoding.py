@@ -20,7 +20,7 @@ Fit = Literal["crop", "stretch"]
 
 
 def decoded(path: Path, size: int | None, fit: Fit) -> NDArray[np.uint8]:
-    """In colour; made square by `fit` where a size is given."""
+    """In color; made square by `fit` where a size is given."""
     from PIL import Image, ImageOps
 
     def read(path: Path) -> NDArray[np.uint8]:

@@ -107,7 +107,7 @@ def disk_full(problem: OSError) -> bool:
     return problem.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def labelled(path: Path, x: Any, y: Any, classes: Sequence[str]) -> Images:
+def labeled(path: Path, x: Any, y: Any, classes: Sequence[str]) -> Images:
     """Images whose complaints name the file."""
     try:
         return Images.of(x, y, classes)

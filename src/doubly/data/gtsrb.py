@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from doubly.data.decoding import decoded_all
-from doubly.data.files import Files, content, labelled
+from doubly.data.files import Files, content, labeled
 from doubly.data.images import Images, Splits
 from doubly.errors import UsageError
 
@@ -93,7 +93,7 @@ class GTSRB:
 
     def _images(self, rows: list[_Row], tracked: bool) -> Images:
         x = np.concatenate(list(decoded_all([row.path for row in rows], self.size, "stretch")))
-        images = labelled(rows[0].path.parent, x, [row.label for row in rows], CLASSES)
+        images = labeled(rows[0].path.parent, x, [row.label for row in rows], CLASSES)
         groups = torch.tensor([row.track for row in rows]) if tracked else None
         return replace(images, groups=groups)
 

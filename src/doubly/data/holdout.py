@@ -1,4 +1,4 @@
-"""Parts of a labelled set that keep its class proportions. All indices come sorted and on the CPU."""
+"""Parts of a labeled set that keep its class proportions. All indices come sorted and on the CPU."""
 
 import numpy as np
 import torch
@@ -56,11 +56,11 @@ def holdout(y: Tensor, share: float, seed: int, groups: Tensor | None = None) ->
     return order[:cut].sort().values, order[cut:].sort().values
 
 
-def probe(y: Tensor, size: int, seed: int) -> Tensor:
+def stratified_subset(y: Tensor, size: int, seed: int) -> Tensor:
     """`size` indices (all, if there are fewer) in the proportions of the set, each class present if `size` allows."""
     if size < 1:
-        raise UsageError(f"a probe has at least one image, got size={size}")
-    return _representative_order(y, generator(seed, 0, 0, "probe"))[:size].sort().values
+        raise UsageError(f"a validation has at least one image, got size={size}")
+    return _representative_order(y, generator(seed, 0, 0, "validation"))[:size].sort().values
 
 
 def _representative_order(y: Tensor, random: torch.Generator) -> Tensor:

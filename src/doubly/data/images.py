@@ -1,4 +1,4 @@
-"""Labelled images in memory: pixels as the source stores them, labels, class names, and where each image came from."""
+"""Labeled images in memory: pixels as the source stores them, labels, class names, and where each image came from."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,9 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A labelled set of images. `Images.of` and `Images.from_dataset` check what they get; the constructor trusts."""
+    """A labeled set of images. `Images.of` and `Images.from_dataset` check what they get; the constructor trusts."""
 
-    x: Tensor | Mapped  # (N, C, H, W), uint8, or float32 in [0,1] where the source has finer grey levels
+    x: Tensor | Mapped  # (N, C, H, W), uint8, or float32 in [0,1] where the source has finer gray levels
     y: Tensor  # (N,) int64
     classes: tuple[str, ...]
     # (N,) int64, positions in the source's set, by default 0, 1, …; a subset keeps them, so they may exceed its length
@@ -179,7 +179,7 @@ def _checked_pixels(x: Tensor | NDArray[Any]) -> Tensor:
     pixels = _tensor(x).detach()
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels
     if pixels.ndim != 4 or 0 in pixels.shape[1:]:
-        raise UsageError(f"images have shape (N, C, H, W), or (N, H, W) without colour; got {tuple(pixels.shape)}")
+        raise UsageError(f"images have shape (N, C, H, W), or (N, H, W) without color; got {tuple(pixels.shape)}")
     if pixels.shape[1] > 4 >= pixels.shape[3]:
         raise UsageError(
             f"images of shape {tuple(pixels.shape)} look like (N, H, W, C), allowed is (N, C, H, W): "
@@ -193,7 +193,7 @@ def _checked_pixels(x: Tensor | NDArray[Any]) -> Tensor:
     if not (low >= 0 and high <= 1):  # in this form NaN fails too
         raise UsageError(
             f"images must be floats in [0,1] or uint8, these reach from {low:g} to {high:g}: "
-            f"divide grey levels by 255, and leave normalisation to the model's first layer"
+            f"divide gray levels by 255, and leave normalization to the model's first layer"
         )
     return pixels.float().contiguous()
 
@@ -212,10 +212,10 @@ def _checked_labels(y: Tensor | NDArray[Any] | Sequence[int]) -> Tensor:
 
 
 def _channels_first(image: Any) -> Tensor:
-    """Tensors come as (C, H, W), arrays and PIL images as (H, W, C), as in torchvision; grey ones as (H, W)."""
+    """Tensors come as (C, H, W), arrays and PIL images as (H, W, C), as in torchvision; gray ones as (H, W)."""
     if isinstance(image, Tensor):
         return image[None] if image.ndim == 2 else image
-    if getattr(image, "mode", "RGB") not in ("L", "RGB"):  # palettes and 16 bits would pass as grey levels
+    if getattr(image, "mode", "RGB") not in ("L", "RGB"):  # palettes and 16 bits would pass as gray levels
         raise UsageError(
             f"PIL images must be of mode 'L' or 'RGB', got {image.mode!r}: convert('RGB') in the transform"
         )

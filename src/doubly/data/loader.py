@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from doubly import parallel
 from doubly.data.augment import Augmentation
 from doubly.data.images import Images, in_unit_range
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.seeding import generator
 from doubly.types import Batch
@@ -21,7 +21,7 @@ def steps_per_epoch(n: int, size: int) -> int:
             f"a global batch of {size} cannot be shared by {processes} processes: give a multiple of {processes}"
         )
     shared = n - n % processes
-    # One left-over sample is no batch: batch norm cannot normalise it. It is another one in every epoch.
+    # One left-over sample is no batch: batch norm cannot normalize it. It is another one in every epoch.
     return -(-shared // size) - (shared > size and shared % size == 1)
 
 

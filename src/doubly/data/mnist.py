@@ -1,4 +1,4 @@
-"""MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017): 28x28 grey images in idx files, gzipped or not."""
+"""MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017): 28x28 gray images in idx files, gzipped or not."""
 
 import gzip
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from doubly.data.files import Files, content, labelled
+from doubly.data.files import Files, content, labeled
 from doubly.data.images import Images, Splits
 from doubly.errors import UsageError
 
@@ -18,7 +18,7 @@ CLOTHES = ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shi
 
 @dataclass(frozen=True)
 class MNIST:
-    """70,000 handwritten digits, 28x28, grey."""
+    """70,000 handwritten digits, 28x28, gray."""
 
     def load(self, root: Path | None = None) -> Splits:
         return _splits("mnist", root, DIGITS, "mnist", "MNIST/raw")
@@ -26,7 +26,7 @@ class MNIST:
 
 @dataclass(frozen=True)
 class FashionMNIST:
-    """70,000 pieces of clothing, 28x28, grey."""
+    """70,000 pieces of clothing, 28x28, gray."""
 
     def load(self, root: Path | None = None) -> Splits:
         return _splits("fashion_mnist", root, CLOTHES, "fashion_mnist", "FashionMNIST/raw")
@@ -42,7 +42,7 @@ def _images(files: Files, part: str, classes: list[str]) -> Images:
         files.file(f"{part}-{what}-ubyte.gz", f"{part}-{what}-ubyte") for what in ("images-idx3", "labels-idx1")
     )
     x, y = _idx(pixels, 3), _idx(labels, 1)
-    return labelled(pixels, x, y.astype(np.int64), classes)
+    return labeled(pixels, x, y.astype(np.int64), classes)
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:

@@ -1,11 +1,11 @@
-"""STL-10 (Coates et al., 2011): 96x96 colour images in binary files, column by column, with labels from 1."""
+"""STL-10 (Coates et al., 2011): 96x96 color images in binary files, column by column, with labels from 1."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from doubly.data.files import Files, bytes_of, content, labelled, words
+from doubly.data.files import Files, bytes_of, content, labeled, words
 from doubly.data.images import Images, Splits
 from doubly.errors import UsageError
 
@@ -15,7 +15,7 @@ PIXELS = 3 * 96 * 96
 
 @dataclass(frozen=True)
 class STL10:
-    """13,000 labelled photographs of 10 things; 500 training and 800 test images of each."""
+    """13,000 labeled photographs of 10 things; 500 training and 800 test images of each."""
 
     def load(self, root: Path | None = None) -> Splits:
         files = Files("stl10", root, "stl10_binary")
@@ -38,4 +38,4 @@ def _images(pixels: Path, labels: Path, classes: list[str]) -> Images:
             f"{labels} has labels from {y.min()} to {y.max()}, STL-10's are 1 to {len(classes)}: put it in again"
         )
     # Columns come first in the file.
-    return labelled(pixels, raw.reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2), y.astype(np.int64) - 1, classes)
+    return labeled(pixels, raw.reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2), y.astype(np.int64) - 1, classes)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from doubly.data.files import Files, content, labelled
+from doubly.data.files import Files, content, labeled
 from doubly.data.images import Images, Splits
 from doubly.errors import UsageError
 
@@ -15,7 +15,7 @@ DIGITS = [str(digit) for digit in range(10)]
 
 @dataclass(frozen=True)
 class SVHN:
-    """99,289 digits from house numbers, 32x32, in colour; ones are three times as frequent as nines."""
+    """99,289 digits from house numbers, 32x32, in color; ones are three times as frequent as nines."""
 
     def load(self, root: Path | None = None) -> Splits:
         files = Files("svhn", root, "svhn")
@@ -29,7 +29,7 @@ def _images(path: Path) -> Images:
         raise UsageError(f"{path} is no cropped SVHN file: it lacks X of 32x32x3xN bytes, or y; fetch train_32x32.mat")
     if y.dtype.kind not in "iuf" or not np.isin(y, range(1, 11)).all():
         raise UsageError(f"{path} has labels other than SVHN's 1 to 10, 10 being a zero: put the original in again")
-    return labelled(path, x.transpose(3, 2, 0, 1), y.reshape(-1).astype(np.int64) % 10, DIGITS)
+    return labeled(path, x.transpose(3, 2, 0, 1), y.reshape(-1).astype(np.int64) % 10, DIGITS)
 
 
 def _matrices(path: Path) -> dict[str, Any]:

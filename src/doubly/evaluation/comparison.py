@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from doubly.errors import UsageError
-from doubly.evaluation.accuracy import Bools, Ints, per_class, tail
 from doubly.evaluation.intervals import (
     Interval,
     Statistic,
@@ -13,6 +12,7 @@ from doubly.evaluation.intervals import (
     bootstrap_difference,
     worst_accuracy,
 )
+from doubly.evaluation.metrics import Bools, Ints, per_class, tail
 from doubly.evaluation.result import EvalResult
 
 

@@ -1,4 +1,4 @@
-"""Attacked images for others to look at and to score: as arrays, exactly, or as PNG, in whole grey levels."""
+"""Attacked images for others to look at and to score: as arrays, exactly, or as PNG, in whole gray levels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +22,17 @@ def check_format(kind: str, channels: int) -> None:
         raise UsageError(f"a PNG has 1 or 3 channels, these images have {channels}: save them as npz")
 
 
-def quantised(attacked: Tensor, clean: Tensor, threat: NormBall | None) -> Tensor:
-    """In whole grey levels, rounded, and not further from the clean image than the threat allows; l-infinity only."""
+def quantized(attacked: Tensor, clean: Tensor, threat: NormBall | None) -> Tensor:
+    """In whole gray levels, rounded, and not further from the clean image than the threat allows; l-infinity only."""
     levels = (attacked * 255).round()
     if isinstance(threat, LinfBall):
-        slack = 1e-4  # of a grey level: 8/255 is eight levels in float32 as well
+        slack = 1e-4  # of a gray level: 8/255 is eight levels in float32 as well
         low, high = (clean - threat.radius) * 255, (clean + threat.radius) * 255
         levels = torch.minimum(torch.maximum(levels, (low - slack).ceil()), (high + slack).floor())
     return levels.clamp(0, 255) / 255
 
 
-def grey_levels(images: Tensor) -> NDArray[np.uint8]:
+def gray_levels(images: Tensor) -> NDArray[np.uint8]:
     """(B, C, H, W) in [0,1], rounded: (B, H, W, C)."""
     levels: NDArray[np.uint8] = (images * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     return levels
@@ -59,7 +59,7 @@ def save_examples(
             again = torch.from_numpy(kept["x"])
     else:
         names = [f"{int(i):06d}-class{int(label):03d}.png" for i, label in zip(ids, y, strict=True)]
-        again = _pictures(folder, names, quantised(attacked, clean, threat))
+        again = _pictures(folder, names, quantized(attacked, clean, threat))
     answers = answer(again.to(attacked.device)).cpu()
     return {
         "format": kind,
@@ -74,7 +74,7 @@ def _pictures(folder: Path, names: list[str], images: Tensor) -> Tensor:
     from PIL import Image
 
     read = []
-    for name, pixels in zip(names, grey_levels(images), strict=True):
+    for name, pixels in zip(names, gray_levels(images), strict=True):
         Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(folder / name)
         with Image.open(folder / name) as picture:
             array = np.asarray(picture)

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from doubly.evaluation.accuracy import Floats, Ints
-from doubly.evaluation.examples import grey_levels
-from doubly.evaluation.files import write_arrays
+from doubly.evaluation.examples import gray_levels
+from doubly.evaluation.io import write_arrays
+from doubly.evaluation.metrics import Floats, Ints
 from doubly.evaluation.result import EvalResult
 from doubly.rundir import RunDir
 
@@ -35,7 +35,7 @@ class Gallery:
         count, joint = len(self.rows), np.concatenate([self.losses, losses.double().cpu().numpy()])
         kept = _extremes(joint, most(points.shape[1:].numel()))
         old, new = kept[kept < count], kept[kept >= count] - count
-        fresh = grey_levels(points[torch.from_numpy(new).to(points.device)])
+        fresh = gray_levels(points[torch.from_numpy(new).to(points.device)])
         self.attacked = [*(self.attacked[index] for index in old), *fresh]
         self.rows, self.losses = np.concatenate([self.rows[old], first + new]), joint[kept]
 
@@ -47,7 +47,7 @@ class Gallery:
         shown = np.concatenate([hard, easy])
         rows = self.rows[shown]
         arrays: dict[str, Any] = {
-            "clean": grey_levels(clean)[shown],
+            "clean": gray_levels(clean)[shown],
             "attacked": np.stack(self.attacked)[shown],
             "ids": (np.arange(result.n) if result.ids is None else result.ids)[rows].astype(np.int64),
             "labels": result.y[rows].astype(np.int64),

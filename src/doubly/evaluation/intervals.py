@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from doubly.errors import UsageError
-from doubly.evaluation.accuracy import Bools, Ints, per_class, tail, worst_class
+from doubly.evaluation.metrics import Bools, Ints, per_class, tail, worst_class
 
 Statistic = Callable[[Bools, Ints], float]
 
@@ -42,9 +42,9 @@ def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
     if n == 0:
         return 0.0, 1.0
     share, z = successes / n, NormalDist().inv_cdf((1 + _checked(level)) / 2)
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def bootstrap(

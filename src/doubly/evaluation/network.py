@@ -33,7 +33,7 @@ def check_network(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
         if company > ROUNDING:
             raise UsageError(
                 f"the model answers an image alone otherwise than in a batch (by {company:.2g} of the spread of its "
-                "logits): normalise with stored statistics, as batch norm does in evaluation mode"
+                "logits): normalize with stored statistics, as batch norm does in evaluation mode"
             )
     return {"repeat": chance, "batch": company}
 

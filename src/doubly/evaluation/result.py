@@ -12,9 +12,9 @@ import numpy as np
 
 from doubly.attacks.autoattack import STANDARD
 from doubly.errors import UsageError
-from doubly.evaluation.accuracy import Bools, Floats, Ints, Rounding, confusion, per_class, tail, worst_class
 from doubly.evaluation.intervals import Interval, average_accuracy, bootstrap, wilson, worst_accuracy
-from doubly.evaluation.weights import KLWeights, Normalisation
+from doubly.evaluation.metrics import Bools, Floats, Ints, Rounding, confusion, per_class, tail, worst_class
+from doubly.evaluation.weights import KLWeights, Normalization
 
 NOT_MEASURED = -1
 ENSEMBLES = ("autoattack", "apgd", "autoattack_in_part")
@@ -41,7 +41,7 @@ class EvalResult:
     tail_share: float = 0.3
     tail_rounding: Rounding = "round"
     weights_r: tuple[float, ...] = (10.0, 1.0, 0.1)
-    weights_normalise: Normalisation = "batch"
+    weights_normalize: Normalization = "batch"
     margins: Mapping[str, Floats] = field(default_factory=dict)  # logit margins, clean and under attack
     curve: Mapping[str, Any] = field(default_factory=dict)  # accuracy under PGD at several radii
 
@@ -155,12 +155,12 @@ class EvalResult:
         return tail(per_class(correct, y, len(self.classes)), self.tail_share, self.tail_rounding)[0]
 
     def weights(
-        self, r: float = 1.0, normalise: Normalisation = "batch", batch: int = 128, attack: str = "pgd"
+        self, r: float = 1.0, normalize: Normalization = "batch", batch: int = 128, attack: str = "pgd"
     ) -> KLWeights:
         """The KL weights of the samples at this r (figure 5)."""
         if attack not in self.losses:
             raise UsageError(f"this evaluation kept no losses under '{attack}': evaluate again with that attack")
-        return KLWeights.of(self.losses[attack], self.y, self.per_class(attack), r, normalise, batch)
+        return KLWeights.of(self.losses[attack], self.y, self.per_class(attack), r, normalize, batch)
 
     @property
     def label(self) -> str:
@@ -189,14 +189,14 @@ class EvalResult:
 
     def save(self, folder: Path | str, **more: Any) -> None:
         """evaluation.json, which people read, and evaluation.npz, which everything derives from."""
-        from doubly.evaluation.files import write
+        from doubly.evaluation.io import write
 
         write(self, Path(folder), more)
 
     @staticmethod
     def load(folder: Path | str) -> "EvalResult":
         """What `save` wrote; the validation part is not kept."""
-        from doubly.evaluation.files import read
+        from doubly.evaluation.io import read
 
         return read(Path(folder))
 

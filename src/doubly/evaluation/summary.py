@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from doubly.evaluation.accuracy import Floats, per_class, tail
 from doubly.evaluation.intervals import wilson
+from doubly.evaluation.metrics import Floats, per_class, tail
 from doubly.evaluation.result import EvalResult, number
 
 SCHEMA = 2
@@ -43,7 +43,7 @@ def summary(result: EvalResult) -> dict[str, Any]:
     if len(result.classes) <= MOST_CONFUSED:
         found["confusion"] = {name: result.confusion(name) for name in result.answers}
     if "pgd" in result.losses:
-        kinds = [result.weights(r, result.weights_normalise) for r in result.weights_r]
+        kinds = [result.weights(r, result.weights_normalize) for r in result.weights_r]
         found["weights"] = [weights.summary(result.names) for weights in kinds]
     if result.autoattack:
         found["autoattack"] = dict(result.autoattack)

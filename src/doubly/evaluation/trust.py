@@ -55,7 +55,7 @@ class Line(NamedTuple):
     text: str
 
 
-def probe(model: nn.Module, x: Tensor, y: Tensor, attack: PGD, seed: int = 0) -> list[Line]:
+def attack_checks(model: nn.Module, x: Tensor, y: Tensor, attack: PGD, seed: int = 0) -> list[Line]:
     """What a few more attacks on some of the images say, and the gradients and logits on them."""
     with attacked(model, "eval"):
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """The weights that KL-DRO would give to the samples of a test set, w_i = exp(loss_i / r) / sum, the paper's figure 5.
 
-The figure must show weights normalised within mini-batches: over 10,000 images they could not lie above 0.001 as often
-as it says (methods.md 1.7). Which r it was drawn at the paper does not say; so r and the normalisation are named.
+The figure must show weights normalized within mini-batches: over 10,000 images they could not lie above 0.001 as often
+as it says (methods.md 1.7). Which r it was drawn at the paper does not say; so r and the normalization are named.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from doubly.errors import UsageError
-from doubly.evaluation.accuracy import Floats, Ints
+from doubly.evaluation.metrics import Floats, Ints
 
-Normalisation = Literal["batch", "all", "mean_one"]
-NORMALISATIONS = get_args(Normalisation)
+Normalization = Literal["batch", "all", "mean_one"]
+NORMALizATIONS = get_args(Normalization)
 THRESHOLD = 0.001  # the paper's
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -26,24 +26,24 @@ class KLWeights:
     y: Ints
     accuracies: Floats  # (classes,), under the same attack
     r: float
-    normalise: Normalisation
+    normalize: Normalization
     batch: int
 
     @staticmethod
-    def of(losses: Floats, y: Ints, accuracies: Floats, r: float, normalise: Normalisation, batch: int) -> "KLWeights":
+    def of(losses: Floats, y: Ints, accuracies: Floats, r: float, normalize: Normalization, batch: int) -> "KLWeights":
         """batch: they add up to 1 in each batch of that size, in a fixed random order, since test sets come sorted by
         class; all: over all samples; mean_one: n times that."""
         if not r > 0 or batch < 1:
             raise UsageError(f"r must be positive and the batch at least 1, got r = {r:g} and batch = {batch}")
-        if normalise not in NORMALISATIONS:
-            raise UsageError(f"weights are normalised by {', '.join(NORMALISATIONS)}, got '{normalise}'")
+        if normalize not in NORMALizATIONS:
+            raise UsageError(f"weights are normalized by {', '.join(NORMALizATIONS)}, got '{normalize}'")
         # Batches of nearly equal size: in a short last one every weight would be larger.
-        count = max(1, round(len(losses) / batch)) if normalise == "batch" else 1
+        count = max(1, round(len(losses) / batch)) if normalize == "batch" else 1
         weights = np.empty(len(losses))
         for rows in np.array_split(np.random.default_rng(0).permutation(len(losses)), count):
             weights[rows] = _softmax(losses[rows] / r)
-        weights *= len(losses) if normalise == "mean_one" else 1
-        return KLWeights(weights, y, accuracies, r, normalise, batch)
+        weights *= len(losses) if normalize == "mean_one" else 1
+        return KLWeights(weights, y, accuracies, r, normalize, batch)
 
     def above(self, threshold: float = THRESHOLD) -> float:
         """Share of all samples with a weight above the threshold."""
@@ -75,8 +75,8 @@ class KLWeights:
         above = self.above_per_class()
         return {
             "r": self.r,
-            "normalise": self.normalise,
-            **({"batch": self.batch} if self.normalise == "batch" else {}),
+            "normalize": self.normalize,
+            **({"batch": self.batch} if self.normalize == "batch" else {}),
             "above_0.001": self.above(),
             "above_0.001_per_class": {n: None if np.isnan(a) else float(a) for n, a in zip(names, above, strict=True)},
             "quantiles_per_class": dict(zip(names, self.quantiles_per_class(), strict=True)),

@@ -10,7 +10,7 @@ from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, PairedLoss
-from doubly.types import Attack, Batch, Moment, Objective, State
+from doubly.types import Attack, Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class AT:
     attack: Attack = field(default_factory=PGD)
     """how delta is found"""
     loss: Loss = field(default_factory=CrossEntropy)
-    """what is minimised; one that compares with the clean logits (TRADES, MART) costs a pass more"""
+    """what is minimized; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     balance: Literal["none", "loss", "sampling"] = "none"
     """against imbalance. loss: samples weigh as if all classes were equally large; sampling: classes are drawn alike"""
 
@@ -37,8 +37,8 @@ class AT:
         present = (state["counts"] > 0).double()
         return present / present.sum()
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         if isinstance(self.loss, PairedLoss):

@@ -5,7 +5,7 @@ g       gradient in w of the wrapped objective at delta
 v       gamma |w| / (|g| + 1e-20) g for each tensor with more than one dimension and "weight" in its name, else 0
 update  the gradient of the wrapped objective at w + v, v constant, applied to w
 
-Released code gets g from one SGD step of a proxy, whose length cancels: the same v. Its optimiser steps from w + v, and
+Released code gets g from one SGD step of a proxy, whose length cancels: the same v. Its optimizer steps from w + v, and
 then v is taken off, so weight decay acts on w + v; here it acts on w, a difference of gamma times the decay. As there,
 batch norm remembers the pass at w + v; the losses, weights, logits and state handed out are those at w + v too.
 """
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from doubly import parallel
-from doubly.attacks import Once, draws, repeating, statistics_frozen
+from doubly.attacks import CachedAttack, draws, repeating, statistics_frozen
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.methods.at import AT
-from doubly.types import Batch, Method, Moment, Objective, State
+from doubly.types import Batch, Method, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,19 @@ class AWP:
     def sampling(self, state: State) -> Tensor | None:
         return self.method.sampling(state)
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
-        if self.gamma == 0 or moment.progress < self.warm_up:
-            return self.method.objective(model, batch, state, moment)
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+        if self.gamma == 0 or step.progress < self.warm_up:
+            return self.method.objective(model, batch, state, step)
         method: Any = self.method
-        attack = Once(getattr(method, "attack", None))
+        attack = CachedAttack(getattr(method, "attack", None))
         if attack.attack is not None:
             method = replace(method, attack=attack)
         with statistics_frozen(model), repeating(draws()):  # dropout draws the same in both passes
-            here = method.objective(model, batch, state, moment)
-        moved = _Moved(model, self.perturbation(model, here.scalar))
+            here = method.objective(model, batch, state, step)
+        moved = _Moved(model, self.perturbation(model, here.loss))
         attack.again()
-        there: Objective = method.objective(moved, batch, state, moment)
-        rise = (there.scalar - here.scalar).detach()
+        there: Objective = method.objective(moved, batch, state, step)
+        rise = (there.loss - here.loss).detach()
         return replace(there, record={**there.record, "awp_rise": rise})
 
     def perturbation(self, model: nn.Module, scalar: Tensor) -> dict[str, Tensor]:

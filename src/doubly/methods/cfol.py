@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks import PGD
 from doubly.checks import check_logits
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.types import Attack, Batch, Moment, Objective, State
+from doubly.types import Attack, Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CFOL:
     attack: Attack = field(default_factory=PGD)
     """how delta is found"""
     loss: Loss = field(default_factory=CrossEntropy)
-    """what is minimised"""
+    """what is minimized"""
     mode: Literal["sampling", "reweighting"] = "sampling"
     """sampling: the adversary draws the classes of the next epoch; reweighting: it multiplies their losses"""
     gamma: float = 0.5
@@ -65,8 +65,8 @@ class CFOL:
         chosen = scores.masked_fill(present == 0, -torch.inf).softmax(0)
         return self.gamma * present / present.sum() + (1 - self.gamma) * chosen
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
@@ -75,7 +75,7 @@ class CFOL:
         counts = state["counts"].double()
         if self.mode == "reweighting":
             weights = ((counts > 0).sum() * p).to(losses)[batch.y]
-        epoch = torch.full_like(state["epoch"], moment.epoch)
+        epoch = torch.full_like(state["epoch"], step.epoch)
         drawn = torch.where(epoch == state["epoch"], state["drawn"], p)
         chance = drawn if self.mode == "sampling" else counts / counts.sum()
         wrong = (logits.argmax(1) != batch.y).double()

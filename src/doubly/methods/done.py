@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks import PGD, clean_pass, draws, repeating, statistics_frozen
 from doubly.bilevel import (
     Box,
@@ -27,11 +26,12 @@ from doubly.bilevel import (
     cid_first_order,
 )
 from doubly.checks import check_logits
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, PairedLoss
 from doubly.schedules import Piecewise, Schedule
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,19 @@ class DONE:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
-        found = self.direction(model, batch, delta, state, moment)
-        return Objective(found.scalar, found.values, found.cotangents, found.aux, found.state)
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
+        found = self.direction(model, batch, delta, state, step)
+        return Objective(found.loss, found.values, found.cotangents, found.aux, found.state)
 
-    def direction(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, moment: Moment) -> Direction:
+    def direction(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, step: TrainStep) -> Direction:
         """The CID estimate at delta, however that was found."""
         if self.implicit == "none":
-            return self._estimate(model, batch, delta, state, moment)
+            return self._estimate(model, batch, delta, state, step)
         with torch.autocast(batch.x.device.type, enabled=False):  # the implicit term drowns in half precision
-            return self._estimate(model, batch, delta, state, moment)
+            return self._estimate(model, batch, delta, state, step)
 
-    def _estimate(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, moment: Moment) -> Direction:
+    def _estimate(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, step: TrainStep) -> Direction:
         def problem(delta: Tensor) -> Terms:
             logits = model(batch.x + delta)
             check_logits(logits, batch.y)
@@ -119,7 +119,7 @@ class DONE:
                 return Terms(self.loss(logits, batch.y, clean_pass(model, batch.x)), inner, logits.detach())
             return Terms(self.loss(logits, batch.y), inner, logits.detach())
 
-        composition = self.composition(moment.progress)
+        composition = self.composition(step.progress)
         if self.implicit == "none":
             return cid(problem, delta, composition, state, gather=parallel.gather)
         box = self.attack.threat.around(batch.x)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks import FGSM, draws, repeating, statistics_frozen
 from doubly.checks import check_logits
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FastATGA:
     attack: FGSM = field(default_factory=lambda: FGSM(reach=1.25))
     """one sign step; from the image, so that its projection makes it exactly epsilon long"""
     loss: Loss = field(default_factory=CrossEntropy)
-    """what is minimised"""
+    """what is minimized"""
     strength: float = 0.2
     """of the penalty; published for CIFAR-10: 0.2 at 8/255, 0.632 at 12/255, 2 at 16/255; SVHN 2.5 at 8/255"""
 
@@ -45,8 +45,8 @@ class FastATGA:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
         stand = draws()
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
@@ -54,7 +54,7 @@ class FastATGA:
         scalar, alignment = losses.mean(), torch.ones((), device=losses.device)
         if self.strength > 0:
             radius = self.attack.threat.radius
-            noise = radius * (2 * parallel.uniform(batch.x, moment.generator("alignment")) - 1)
+            noise = radius * (2 * parallel.uniform(batch.x, step.generator("alignment")) - 1)
             # The second derivative drowns in half precision.
             with statistics_frozen(model), torch.autocast(batch.x.device.type, enabled=False):
                 with repeating(stand):

@@ -1,4 +1,4 @@
-"""Fast-BAT (Zhang et al. 2022): one step of a linearised attack as a bilevel problem, with its implicit gradient.
+"""Fast-BAT (Zhang et al. 2022): one step of a linearized attack as a bilevel problem, with its implicit gradient.
 
 lower   delta* = argmin over the ball of < grad l'(z), delta > + lambda/2 |delta - z|^2 = project(z - grad l'(z)/lambda)
 upper   mean CE(x + delta*), whose gradient has the implicit term - < d/d theta grad l'(z), H q / lambda >
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks import PGD, attacked, draws, repeating, statistics_frozen
 from doubly.bilevel import Box, Diagonal, GradientStep, RunningMean, Terms, cid, projected_descent
 from doubly.checks import check_logits
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.threat import LinfBall
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 INSIDE = 1e-7  # from a face: nearer counts as on it
 
@@ -49,11 +49,11 @@ class FastBAT:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
         x, y, attack = batch.x, batch.y, self.attack
         box = attack.threat.around(x)
         assert isinstance(box, Box), "checked when the method was made"
-        z = attack(model, x, y, moment.generator("attack"))
+        z = attack(model, x, y, step.generator("attack"))
         with attacked(model, attack.attack_mode):
             delta = projected_descent(lambda d: -attack.loss(model(x + d), y), z, box, attack.rule, 1)
         stand = draws()
@@ -71,4 +71,4 @@ class FastBAT:
         with torch.autocast(x.device.type, enabled=False):  # the implicit term drowns in half precision
             found = cid(problem, delta, RunningMean(eta=1.0), {}, solve, gather=parallel.gather)
         weights = torch.ones_like(found.values)
-        return Objective(found.scalar, found.values, weights, found.aux, state)
+        return Objective(found.loss, found.values, weights, found.aux, state)

@@ -20,7 +20,7 @@ from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
 from doubly.schedules import Piecewise, Schedule
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FAT:
     attack: PGD = field(default_factory=PGD)
     """the attack that is stopped early; its steps must stand still where the gradient is 0"""
     loss: Loss = field(default_factory=CrossEntropy)
-    """what is minimised"""
+    """what is minimized"""
     tau: Schedule = field(default_factory=lambda: Piecewise((0.0, 1.0, 2.0), (50 / 120, 90 / 120)))
     """how often a fooled sample may go on, a whole number from 0 to the number of steps K; K is AT"""
 
@@ -62,17 +62,17 @@ class FAT:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
-        delta, taken = self.stopped(model, batch, moment)
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+        delta, taken = self.stopped(model, batch, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
         record = {"backpropagations": taken.to(losses).mean()}
         return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state, record)
 
-    def stopped(self, model: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, Tensor]:
+    def stopped(self, model: nn.Module, batch: Batch, step: TrainStep) -> tuple[Tensor, Tensor]:
         """delta, and how many steps each sample took, which is how often it was back-propagated through."""
-        budget = torch.full_like(batch.y, int(self.tau.at(moment.progress)))
+        budget = torch.full_like(batch.y, int(self.tau.at(step.progress)))
         moving, taken = torch.ones_like(batch.y, dtype=torch.bool), torch.zeros_like(batch.y)
 
         def value(logits: Tensor) -> Tensor:
@@ -83,5 +83,5 @@ class FAT:
             losses = self.attack.loss(logits, batch.y)
             return torch.where(moving, losses, torch.zeros_like(losses))
 
-        delta = self.attack.search(model, batch.x, batch.y, moment.generator("attack"), value, lambda: moving)
+        delta = self.attack.search(model, batch.x, batch.y, step.generator("attack"), value, lambda: moving)
         return delta, taken

@@ -6,7 +6,7 @@
     lambda_c += rate (e_c - mean e - tolerance), then cut at 0 and shrunk to sum to `limit` at most; once per epoch
 
 e_c is the class's clean error for a, and for b, at twice the rate, its boundary error: the share that is classified
-correctly until it is attacked. delta maximises the KL. While all multipliers are 0 this is TRADES. What differs:
+correctly until it is attacked. delta maximizes the KL. While all multipliers are 0 this is TRADES. What differs:
 - released code measures e on 300 held-out images per class before each epoch. A method sees training batches alone, so
   here e is counted over those of the epoch before, in training mode; it is lower than on held-out images.
 - its class weight 0.1 + 0.9 lambda_c - 0.1 (sum of the others) is for ten classes: 1/C here. `limit` is for each kind.
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, kl_divergence
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class FRL:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
         x, y = batch.x, batch.y
-        delta = self.attack.diverge(model, x, y, moment.generator("attack"))
+        delta = self.attack.diverge(model, x, y, step.generator("attack"))
         logits = model(x + delta)
         check_logits(logits, y)
         clean = clean_pass(model, x)
-        state = self.begun(state, logits, moment.epoch)
+        state = self.begun(state, logits, step.epoch)
         right = clean.argmax(1) == y
         seen = torch.stack([torch.ones_like(right), ~right, right & (logits.argmax(1) != y)]).double()
         tally = torch.zeros_like(state["tally"]).index_add(1, y, seen)

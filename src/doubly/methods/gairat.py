@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks import PGD
 from doubly.checks import check_logits
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
 from doubly.schedules import Constant, Piecewise, Schedule
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GAIRAT:
     attack: PGD = field(default_factory=PGD)
     """how delta is found; kappa counts its steps"""
     loss: Loss = field(default_factory=CrossEntropy)
-    """what is minimised"""
+    """what is minimized"""
     form: Literal["tanh", "sigmoid", "discrete"] = "tanh"
     """omega; sigmoid: the logistic function of the same argument; discrete: (K + 1 - kappa) / (K + 1), no lambda"""
     shift: Schedule = field(default_factory=lambda: Constant(-1.0))
@@ -71,14 +71,14 @@ class GAIRAT:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
-        delta, kappa = self.counted(model, batch, moment.generator("attack"))
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+        delta, kappa = self.counted(model, batch, step.generator("attack"))
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
         kappa = kappa.to(losses)
         record = {"kappa": kappa.mean()}
-        weights = self.weights(kappa, moment.progress)
+        weights = self.weights(kappa, step.progress)
         return Objective((weights * losses).mean(), losses.detach(), weights, logits.detach(), state, record)
 
     def counted(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,10 @@
 
 PM is that of the passes that are differentiated, in training mode. Released code and paper differ; the defaults are the
 code's, since only that can be checked: PM at the attacked images, three times the sigmoid instead of a batch mean of 1
-(normalise), and an attack on the cross-entropy in each form (attack_on kl is plain TRADES's). Slope and bias are its
-MAIL-AT's: a sample on the boundary weighs 0.02, so little is learnt without the burn-in, which is 76 of its 120 epochs.
+(normalize), and an attack on the cross-entropy in each form (attack_on kl is plain TRADES's). Slope and bias are its
+MAIL-AT's: a sample on the boundary weighs 0.02, so little is learned without the burn-in, which is 76 of its 120 epochs.
 
-slope = 0 with normalise batch is AT, TRADES or MART exactly; with x3 all weights are 1.5.
+slope = 0 with normalize batch is AT, TRADES or MART exactly; with x3 all weights are 1.5.
 """
 
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, MartLoss, Parts, TradesLoss, probability_margin
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MAIL:
     """how sharply the weight falls with the margin; released: 10 for at, 2 for trades; 0 weighs all alike"""
     bias: float = -0.5
     """margin at which the sigmoid is 1/2; released: -0.5 for at, 0 for trades"""
-    normalise: Literal["batch", "x3"] = "x3"
+    normalize: Literal["batch", "x3"] = "x3"
     """x3: three times the sigmoid, as released; batch: scaled to a batch mean of 1"""
     burn_in: float = 76 / 120
     """share of training before which all weights are 1"""
@@ -69,12 +69,12 @@ class MAIL:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
         attack = self.attack.diverge if self.attack_on == "kl" else self.attack
-        delta = attack(model, batch.x, batch.y, moment.generator("attack"))
+        delta = attack(model, batch.x, batch.y, step.generator("attack"))
         logits = clean = model(batch.x + delta)
         check_logits(logits, batch.y)
-        weighted = moment.progress >= self.burn_in
+        weighted = step.progress >= self.burn_in
         if self.form != "at" or (weighted and self.margin != "adversarial"):
             clean = clean_pass(model, batch.x)
         parts = self.parts(logits, batch.y, clean)
@@ -96,4 +96,4 @@ class MAIL:
         else:
             margin = probability_margin(logits if self.margin == "adversarial" else clean, y)
         mine = F.logsigmoid(self.slope * (self.bias - margin))
-        return 3 * mine.exp() if self.normalise == "x3" else parallel.of_mean_one(mine)
+        return 3 * mine.exp() if self.normalize == "x3" else parallel.of_mean_one(mine)

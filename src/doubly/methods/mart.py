@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
 from doubly.losses import MartLoss
-from doubly.types import Attack, Batch, Moment, Objective, State
+from doubly.types import Attack, Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class MART:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         clean = clean_pass(model, batch.x)

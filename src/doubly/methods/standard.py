@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from doubly.checks import check_logits
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Standard:
     """mean loss(x), no attack."""
 
     loss: Loss = field(default_factory=CrossEntropy)
-    """what is minimised"""
+    """what is minimized"""
 
     def __post_init__(self) -> None:
         check_plain(self.loss, "standard training")
@@ -26,7 +26,7 @@ class Standard:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
         logits = model(batch.x)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from doubly.attacks import PGD, clean_pass
 from doubly.checks import check_logits
 from doubly.losses import TradesLoss
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class TRADES:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
         attack = self.attack.diverge if self.attack_on == "kl" else self.attack
-        delta = attack(model, batch.x, batch.y, moment.generator("attack"))
+        delta = attack(model, batch.x, batch.y, step.generator("attack"))
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         clean = clean_pass(model, batch.x)

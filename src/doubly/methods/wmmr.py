@@ -3,7 +3,7 @@
     min_theta max_delta  mean w_i loss_i,   w = exp(-alpha m),   m = p_y - max_{j != y} p_j   at x + delta
 
 The attack increases the same product and always sees how delta changes the weight. The defaults for the model are what
-the released code does: the gradient goes through the weights too (detached), and nothing scales them (normalise). It
+the released code does: the gradient goes through the weights too (detached), and nothing scales them (normalize). It
 also attacks in training mode, which is attack_mode train here; the default is eval, as for every other method.
 """
 
@@ -12,12 +12,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from doubly import parallel
 from doubly.attacks import PGD
 from doubly.checks import check_logits
+from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, LogitMargin, Loss, check_plain, probability_margin
-from doubly.types import Batch, Moment, Objective, State
+from doubly.types import Batch, Objective, State, TrainStep
 
 LARGEST = 80.0  # exp of it still is a float32
 
@@ -29,12 +29,12 @@ class WMMR:
     attack: PGD = field(default_factory=PGD)
     """how delta is found; its loss is weighted likewise"""
     loss: Loss = field(default_factory=CrossEntropy)
-    """what is minimised, once weighted"""
+    """what is minimized, once weighted"""
     alpha: float = 0.5
     """weights lie between exp(-alpha) and exp(alpha); 0 is AT"""
     detached: bool = False
     """take the weights as constants when the model is updated; the released code does not"""
-    normalise: Literal["none", "batch"] = "none"
+    normalize: Literal["none", "batch"] = "none"
     """none: weights as they are (released); batch: divided by their mean over the batch, taken as a constant"""
 
     def __post_init__(self) -> None:
@@ -53,16 +53,16 @@ class WMMR:
     def sampling(self, state: State) -> Tensor | None:
         return None
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: Moment) -> Objective:
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
         def weighted(logits: Tensor) -> Tensor:
             return self.weights(logits, batch.y) * self.attack.loss(logits, batch.y)
 
-        delta = self.attack.search(model, batch.x, batch.y, moment.generator("attack"), weighted)
+        delta = self.attack.search(model, batch.x, batch.y, step.generator("attack"), weighted)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
         weights = self.weights(logits.detach() if self.detached else logits, batch.y)
-        if self.normalise == "batch":
+        if self.normalize == "batch":
             weights = weights / parallel.gather(weights.detach()).mean()
         return Objective((weights * losses).mean(), losses.detach(), weights.detach(), logits.detach(), state)
 

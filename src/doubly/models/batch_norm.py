@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from doubly import parallel
+from doubly.distributed import collectives as parallel
 
 
 def _forward(layer: Any, x: Tensor) -> Any:
@@ -73,7 +73,7 @@ def is_global(layer: nn.Module) -> bool:
 def normalised_globally(model: nn.Module) -> Iterator[None]:
     """Inside, the model's batch norm layers see the batch of all processes; on one they are left alone.
 
-    Layers change their class and nothing else, so names, parameters, optimisers and copies stay as they are.
+    Layers change their class and nothing else, so names, parameters, optimizers and copies stay as they are.
     """
     changed = [layer for layer in model.modules() if type(layer) in _TWINS] if parallel.world()[1] > 1 else []
     for layer in changed:

@@ -1,4 +1,4 @@
-"""The first layer of every network: images arrive in [0,1], so attacks and boxes never see normalised pixels."""
+"""The first layer of every network: images arrive in [0,1], so attacks and boxes never see normalized pixels."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Without this check a grey image would broadcast to three channels and be classified without complaint.
+        # Without this check a gray image would broadcast to three channels and be classified without complaint.
         if x.shape[1] != self.mean.shape[1]:
             raise UsageError(
                 f"the model was built for {self.mean.shape[1]} channels and got images of shape {tuple(x.shape)}: "

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from doubly.models.initialise import he_normal
+from doubly.models.initialize import he_normal
 from doubly.models.normalize import Normalize
 
 

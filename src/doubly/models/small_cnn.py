@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from doubly.errors import UsageError
-from doubly.models.initialise import he_normal
+from doubly.models.initialize import he_normal
 from doubly.models.normalize import Normalize
 
 

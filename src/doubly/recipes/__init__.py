@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
+from doubly.config import Run
+from doubly.config.serialize import nearest
 from doubly.errors import UsageError
 from doubly.recipes import digits as _digits
 from doubly.recipes.digits import ALL
 from doubly.recipes.paper import SETTINGS, VARIANTS, paper_recipe, small_recipe
-from doubly.runs import Run
-from doubly.runs.saved_config import nearest
 
 PREFIXES = {"": False, "imbalanced.": True}
 RECIPES: dict[str, Callable[[], Run]] = {

@@ -13,13 +13,13 @@ from typing import Any
 
 from doubly.attacks import PGD
 from doubly.bilevel import SignStep
+from doubly.config import SGD, Data, Run, Validation
 from doubly.data import Balanced, Digits, StepImbalance
+from doubly.jobs.search import with_changes
 from doubly.methods import DONE
 from doubly.models import SmallCNN
 from doubly.recipes.methods import FAST as FAST_NAMES
 from doubly.recipes.methods import FAST_EPOCHS, methods
-from doubly.runs import SGD, Data, Probe, Run
-from doubly.runs.search import with_changes
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -59,8 +59,8 @@ def unsearched(method: str, imbalanced: bool) -> Run:
         data=Data(Digits(), StepImbalance(0.2) if imbalanced else Balanced()),
         model=SmallCNN(16),
         method=ALL[method],
-        optimiser=SGD(lr=Cyclic(0.1)),
-        probe=Probe(every=10, attack=attack(steps=20)),
+        optimizer=SGD(lr=Cyclic(0.1)),
+        validation=Validation(every=10, attack=attack(steps=20)),
         epochs=FAST_EPOCHS if method in FAST else 60,
         channels_last="no",
     )

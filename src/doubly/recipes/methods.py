@@ -51,7 +51,7 @@ def methods(
         "mail": MAIL(near),
         "mail_trades": MAIL(near, "trades", slope=2.0, bias=0.0, attack_on="kl"),
         # Not MAIL-AT's numbers: they leave the cross-entropy no weight against the KL, and all answers become alike.
-        "mail_mart": MAIL(near, "mart", slope=5.0, bias=0.05, normalise="batch"),
+        "mail_mart": MAIL(near, "mart", slope=5.0, bias=0.05, normalize="batch"),
         "trades": TRADES(near),
         "mart": MART(near),
         "awp": AWP(AT(attack())),

@@ -4,7 +4,7 @@ The paper's numbers: ResNet-18, 60 epochs (25 in the fast setting), batch 128, c
 epsilon 8/255, K = 10 steps of 2/255, r = 10, 1, 0.1. Where it is silent, methods.md decides: augmentation A27,
 imbalance A18 and A19, DONE's weights literal but for a bound on their mean over a batch (A4). SVHN alone has a lower
 peak and an epsilon warm-up (A25), since at 0.2 networks collapse to its most frequent digit; the literal value is
-`--optimiser.lr.peak 0.2 --warm-up 0`. The small ones are chosen so that their numbers measure something, not to look
+`--optimizer.lr.peak 0.2 --warm-up 0`. The small ones are chosen so that their numbers measure something, not to look
 good: see `Small`.
 """
 
@@ -13,6 +13,7 @@ from functools import cache
 
 from doubly.attacks import PGD
 from doubly.bilevel import SignStep
+from doubly.config import SGD, Data, Run, Validation
 from doubly.data import (
     CIFAR10,
     GTSRB,
@@ -29,7 +30,6 @@ from doubly.data.published import PUBLISHED
 from doubly.methods import DONE
 from doubly.models import NarrowResNet, ResNet18
 from doubly.recipes.methods import FAST, FAST_EPOCHS, methods
-from doubly.runs import SGD, Data, Probe, Run
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 from doubly.types import Method
@@ -95,8 +95,8 @@ def paper_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
         data=Data(setting.source, StepImbalance(0.2) if imbalanced else Balanced(), augment=setting.augment),
         model=ResNet18(),
         method=known["at" if method in VARIANTS else method],
-        optimiser=SGD(lr=Cyclic(setting.peak)),
-        probe=Probe(attack=PGD(LinfBall(8 / 255), 20, SignStep(2 / 255))),
+        optimizer=SGD(lr=Cyclic(setting.peak)),
+        validation=Validation(attack=PGD(LinfBall(8 / 255), 20, SignStep(2 / 255))),
         epochs=FAST_EPOCHS if method in FAST else 60,
         warm_up=setting.warm_up,
     )
@@ -120,9 +120,9 @@ def small_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
         ),
         model=NarrowResNet(small.width, 1),
         method=known[method],
-        optimiser=SGD(lr=Cyclic(small.peak)),
-        probe=Probe(every=10, attack=PGD(LinfBall(small.epsilon), 20, SignStep(small.epsilon / 4))),
+        optimizer=SGD(lr=Cyclic(small.peak)),
+        validation=Validation(every=10, attack=PGD(LinfBall(small.epsilon), 20, SignStep(small.epsilon / 4))),
         epochs=round(small.epochs * FAST_EPOCHS / 60) if method in FAST else small.epochs,
-        batch=small.batch,
+        batch_size=small.batch,
         warm_up=small.warm_up,
     )

@@ -62,7 +62,7 @@ def compare(results: Iterable[RunResult]) -> list[Comparison]:
 
 
 def _way(run: RunResult) -> dict[str, Any]:
-    """What was learnt from, and how it was measured, AutoAttack apart."""
+    """What was learned from, and how it was measured, AutoAttack apart."""
     data = {key: value for key, value in run.choices.items() if key.startswith("data.")}
     classes = {"images": run.evaluation["n"], "classes": list(run.evaluation["per_class"])}
     return {**data, **flatten(run.evaluation["protocol"]), **classes, **run.tail}

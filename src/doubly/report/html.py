@@ -109,7 +109,7 @@ def render(sections: Sequence[Section], overview: Sequence[Overview] = ()) -> st
 
 
 def picture(path: Path, description: str) -> markupsafe.Markup:
-    """The SVG, its text in the colour of the page's text. matplotlib has escaped what it contains."""
+    """The SVG, its text in the color of the page's text. matplotlib has escaped what it contains."""
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")  # without the XML prologue
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

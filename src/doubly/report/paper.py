@@ -106,7 +106,7 @@ def _as_in_the_paper(run: RunResult) -> bool:
         "batch": 128,
         "method.attack.threat.radius": RADIUS,
         **({} if rest == "fast" else {"method.attack.steps": 10}),
-        "probe.attack.steps": 20,
+        "validation.attack.steps": 20,
         "data.imbalance.kind": "imbalance.step" if rest == "imbalanced" else "imbalance.balanced",
         "data.imbalance.ratio": 0.2 if rest == "imbalanced" else None,
     }

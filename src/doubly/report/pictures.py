@@ -66,7 +66,7 @@ def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
         (
             "curves",
             "Training",
-            f"Bands of one sd over seeds. Accuracies are of a probe of the {_probed(comparison)} images.",
+            f"Bands of one sd over seeds. Accuracies are of a validation of the {_probed(comparison)} images.",
             partial(figures.learning_curves, methods),
         ),
         ("hard", "Hardest images", f"Largest weights, {whose}.", partial(figures.gallery, run, which="hard")),
@@ -99,7 +99,9 @@ def _protocol(comparisons: Iterable[Comparison]) -> str:
 
 
 def _probed(comparison: Comparison) -> str:
-    found = [row["probe"].get("on", "test") for run in comparison.runs for row in run.metrics if "probe" in row]
+    found = [
+        row["validation"].get("on", "test") for run in comparison.runs for row in run.metrics if "validation" in row
+    ]
     return " and ".join(dict.fromkeys("hold-out" if on == "holdout" else "test" for on in found))
 
 

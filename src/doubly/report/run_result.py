@@ -27,7 +27,7 @@ OPTIONAL: dict[str, Any] = {
 ROW = ("epoch", "loss", "lr", "r", "weight_ess", "seconds", "passes_forward", "passes_backward", "peak_memory")
 LABELS = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
 FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")  # of few steps and epochs: a table of their own
-# Settings in which two seeds of one method may differ: they decide where and how fast it runs, not what is learnt.
+# Settings in which two seeds of one method may differ: they decide where and how fast it runs, not what is learned.
 PER_RUN = ("name", "seed", "output", "device", "channels_last", "compile", "save_seconds", "data.root")
 
 
@@ -44,7 +44,7 @@ class RunResult:
 
     @property
     def setting(self) -> str:
-        """What is learnt: `digits.imbalanced` of `digits.imbalanced.done_pgd`, `cifar10.fast` of `cifar10.fast_at`."""
+        """What is learned: `digits.imbalanced` of `digits.imbalanced.done_pgd`, `cifar10.fast` of `cifar10.fast_at`."""
         setting, _, method = str(self.config["name"]).rpartition(".")
         scale = ".small" * setting.endswith(".small")
         return (setting.removesuffix(".small") or "runs") + ".fast" * (method in FAST) + scale
@@ -149,7 +149,7 @@ def _fault(evaluation: Mapping[str, Any]) -> str | None:
 
 def _is_row(row: Mapping[str, Any]) -> bool:
     numbers = all(row.get(key) is None or isinstance(row[key], NUMBER) for key in ROW)
-    return isinstance(row.get("epoch"), int) and numbers and isinstance(row.get("probe", {}), dict)
+    return isinstance(row.get("epoch"), int) and numbers and isinstance(row.get("validation", {}), dict)
 
 
 def _remarks(files: RunDir, config: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:

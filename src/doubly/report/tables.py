@@ -57,7 +57,7 @@ class Table:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """Neighbouring columns of one group: its name, and how many they are."""
+        """Neighboring columns of one group: its name, and how many they are."""
         found: list[tuple[str, int]] = []
         for column in self.columns:
             if found and found[-1][0] == column.group:

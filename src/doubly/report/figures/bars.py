@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from doubly.report.figures.style import COLOURS, HATCHES, INK, finish, fitting, style
+from doubly.report.figures.style import COLORS, HATCHES, INK, finish, fitting, style
 from doubly.report.figures.values import (
     ByMethod,
     Floats,
@@ -50,7 +50,7 @@ def per_class(results_by_method: ByMethod, path: Path) -> bool:
 
 
 def per_class_panels(settings: Mapping[str, ByMethod], path: Path) -> bool:
-    """The same side by side for each named setting, such as balanced and imbalanced; a method keeps its colour."""
+    """The same side by side for each named setting, such as balanced and imbalanced; a method keeps its color."""
     rows = [row for title, results in settings.items() for row in _rows(title, results)]
     if not rows:
         return False
@@ -98,7 +98,7 @@ def _draw(axes: Axes, row: Row, methods: list[str], most: int) -> None:
     for place, (label, (mean, sd)) in enumerate(row.spread.items()):
         index = methods.index(label)
         x = np.arange(len(mean)) + (place - (len(row.spread) - 1) / 2) * width
-        for bar in axes.bar(x, np.nan_to_num(mean), 0.92 * width, label=label, color=COLOURS[index % len(COLOURS)]):
+        for bar in axes.bar(x, np.nan_to_num(mean), 0.92 * width, label=label, color=COLORS[index % len(COLORS)]):
             bar.set(hatch=HATCHES[index % len(HATCHES)], edgecolor="white", linewidth=0)
         if sd.any():
             axes.errorbar(x, mean, sd, fmt="none", ecolor=INK, elinewidth=0.9, capsize=1.5)

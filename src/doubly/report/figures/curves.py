@@ -19,7 +19,7 @@ STEPS_OF_255 = 32  # a larger ε is not counted in steps of an image's values
 
 
 def learning_curves(results_by_method: ByMethod, path: Path) -> bool:
-    """Learning rate, r, loss, effective sample size and the accuracies on the probe: mean line, band of one sd."""
+    """Learning rate, r, loss, effective sample size and the accuracies on the validation: mean line, band of one sd."""
     shown = named(results_by_method)
     series = {
         title: {label: [_series(run, value) for run in runs] for label, runs in shown.items()}
@@ -55,7 +55,7 @@ def epsilon_curve(results_by_method: ByMethod, path: Path) -> bool:
         run for run in having if all(run.evaluation["curve"].get(key) == about.get(key) for key in ("n", "attack"))
     ]
     shown = {label: kept for label, runs in methods.items() if (kept := [run for run in runs if run in alike])}
-    places = {label: place for place, label in enumerate(methods)}  # a method has one colour on all pictures
+    places = {label: place for place, label in enumerate(methods)}  # a method has one color on all pictures
     part = f"; {len(shown)} of {len(methods)} methods" if len(shown) < len(methods) else ""
     epsilons = [
         point["epsilon"] for runs in shown.values() for run in runs for point in run.evaluation["curve"]["points"]
@@ -80,8 +80,8 @@ def _panels(attack: str) -> dict[str, Value]:
         "r": lambda row: row.get("r"),
         "training loss": lambda row: row.get("loss"),
         "effective sample size (share of the batch)": lambda row: row.get("weight_ess"),
-        "SA on the probe (%)": lambda row: percent(row.get("probe", {}).get("sa")),
-        f"RA-PGD on the probe ({attack}, %)": lambda row: percent(row.get("probe", {}).get("ra_pgd")),
+        "SA on the validation (%)": lambda row: percent(row.get("validation", {}).get("sa")),
+        f"RA-PGD on the validation ({attack}, %)": lambda row: percent(row.get("validation", {}).get("ra_pgd")),
     }
 
 

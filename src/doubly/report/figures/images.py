@@ -66,7 +66,7 @@ def _check(kept: Kept, file: Path, classes: int) -> None:
 
 
 def _pair(clean: npt.NDArray[Any], attacked: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Side by side in colour with a clear gap, which shows the page's own background."""
+    """Side by side in color with a clear gap, which shows the page's own background."""
     gap = max(1, clean.shape[1] // 16)
     pair = np.zeros((clean.shape[0], 2 * clean.shape[1] + gap, 4), dtype=np.uint8)
     for image, start in ((clean, 0), (attacked, clean.shape[1] + gap)):

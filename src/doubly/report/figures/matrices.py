@@ -18,7 +18,7 @@ PANELS = 6
 COUNTED = 20  # with more classes the numbers cannot be read
 NAMED = 50
 LARGEST = 13.0  # inches
-MAP = mpl.colormaps["Blues"]  # grows darker all the way, so that a grey print says the same
+MAP = mpl.colormaps["Blues"]  # grows darker all the way, so that a gray print says the same
 
 
 def confusion(results_by_method: ByMethod, path: Path, attack: str = "pgd") -> bool:
@@ -65,7 +65,7 @@ def _seeds(drawn: Sequence[tuple[str, npt.NDArray[np.int64]]]) -> str:
 
 
 def _matrix(axes: Axes, counts: npt.NDArray[np.int64]) -> Any:
-    """The colour is the share of the row, so that rare classes show as well as common ones."""
+    """The color is the share of the row, so that rare classes show as well as common ones."""
     shares: Floats = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap=MAP, vmin=0, vmax=100, interpolation="none")
     axes.spines[:].set_visible(False)
@@ -73,9 +73,9 @@ def _matrix(axes: Axes, counts: npt.NDArray[np.int64]) -> Any:
         for (row, column), count in np.ndenumerate(counts):
             if count:
                 red, green, blue, _ = MAP(shares[row, column] / 100)
-                # On a cell, not on the page: colours that the page leaves as they are (black would not be written).
-                colour = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else "#111111"
-                axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=colour)
+                # On a cell, not on the page: colors that the page leaves as they are (black would not be written).
+                color = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else "#111111"
+                axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=color)
     return image
 
 

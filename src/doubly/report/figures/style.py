@@ -1,4 +1,4 @@
-"""How the pictures look: colours, marks, axes and legend, for print and screen, light and dark, and in grey."""
+"""How the pictures look: colors, marks, axes and legend, for print and screen, light and dark, and in gray."""
 
 import math
 import warnings
@@ -16,10 +16,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from doubly.report.figures.values import over_seeds
 
-INK = "#1c1d20"  # text and axes; the page swaps it for its own text colour
-# Okabe and Ito, with grey for their yellow, which is lost on white. Each list goes round on its own: the lengths have
+INK = "#1c1d20"  # text and axes; the page swaps it for its own text color
+# Okabe and Ito, with gray for their yellow, which is lost on white. Each list goes round on its own: the lengths have
 # no common factor with seven, so that 28 methods and more differ.
-COLOURS = ("#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#868A91")
+COLORS = ("#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#868A91")
 HATCHES = ("", "//", "..", "xx", "\\\\", "oo", "--", "++")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES = ("-", "--", "-.", ":")
@@ -52,8 +52,8 @@ def style(path: Path) -> Iterator[None]:
 
 
 def look(index: int) -> dict[str, Any]:
-    """Colour and marker of the method at this place among the methods."""
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+    """Color and marker of the method at this place among the methods."""
+    return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def curve(axes: Axes, index: int, label: str, series: Sequence[Mapping[Any, float]], steps: bool = False) -> None:
@@ -64,14 +64,12 @@ def curve(axes: Axes, index: int, label: str, series: Sequence[Mapping[Any, floa
     kept = np.unique(np.linspace(0, len(places) - 1, min(len(places), MOST_POINTS)).round().astype(int))
     x = [places[index] for index in kept]
     mean, sd = over_seeds([[one.get(place, np.nan) for place in x] for one in series])
-    colour, marker = look(index).values()
+    color, marker = look(index).values()
     shape: dict[str, Any] = {"linestyle": DASHES[index % len(DASHES)], "linewidth": 1.6, "markersize": 4}
     shape |= {"drawstyle": "steps-post"} if steps else {}
-    axes.plot(x, mean, color=colour, label=label, marker=marker if len(x) <= 15 else "", **shape)
+    axes.plot(x, mean, color=color, label=label, marker=marker if len(x) <= 15 else "", **shape)
     if sd.any():
-        axes.fill_between(
-            x, mean - sd, mean + sd, color=colour, alpha=0.18, linewidth=0, step="post" if steps else None
-        )
+        axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.18, linewidth=0, step="post" if steps else None)
 
 
 def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:

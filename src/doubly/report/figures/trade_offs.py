@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from doubly.report.collect import mean_sd
-from doubly.report.figures.style import COLOURS, INK, finish, log_if_wide, look, style
+from doubly.report.figures.style import COLORS, INK, finish, log_if_wide, look, style
 from doubly.report.figures.values import ByMethod, Floats, attack_of, named, over_seeds
 from doubly.report.run_result import RunResult
 
@@ -38,7 +38,7 @@ def pareto(results_by_method: ByMethod, path: Path) -> bool:
         figure = Figure(figsize=(7.2, 4.2 + 0.06 * max(0, len(shown) - 8)), layout="constrained")
         axes = figure.subplots()
         front = _front(list(points.values()))
-        axes.plot(*zip(*front, strict=True), color=COLOURS[6], linewidth=1, zorder=1, label=FRONT)
+        axes.plot(*zip(*front, strict=True), color=COLORS[6], linewidth=1, zorder=1, label=FRONT)
         for index, ((x, across), (y, along)) in enumerate(found.values()):
             axes.errorbar(x, y, along, across, fmt="none", ecolor=INK, elinewidth=0.8, alpha=0.6, zorder=2)
             axes.plot(x, y, linestyle="", markersize=7.5, zorder=3, **look(index))
@@ -72,8 +72,8 @@ def cost(results_by_method: ByMethod, path: Path) -> bool:
             log_if_wide(axes, "x", list(xs.values()))
             axes.set_xlabel(title)
         for label, filled in (("filled: RA-PGD", True), ("hollow: RA-Tail-30", False)):
-            fill = COLOURS[6] if filled else "none"
-            grid[0].plot([], [], "o", color=COLOURS[6], markerfacecolor=fill, markersize=6, label=label)
+            fill = COLORS[6] if filled else "none"
+            grid[0].plot([], [], "o", color=COLORS[6], markerfacecolor=fill, markersize=6, label=label)
         grid[0].set_ylabel(f"accuracy under {attack_of(_runs(shown))} (%)")
         return finish(figure, grid, path, grid="both")
 

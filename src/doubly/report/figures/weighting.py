@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from doubly.report.figures.style import COLOURS, INK, finish, fitting, logarithmic, style
+from doubly.report.figures.style import COLORS, INK, finish, fitting, logarithmic, style
 from doubly.report.figures.values import (
     ByMethod,
     Floats,
@@ -29,7 +29,7 @@ PANELS = 3
 POINTS = 2000
 THRESHOLD = 0.001  # the paper's
 LEAST = 1e-9  # smaller weights are drawn here: on a logarithmic axis nothing is zero
-NORMALISED = {"batch": "sum 1 in a batch of {batch}", "all": "sum 1", "mean_one": "of mean 1"}
+NORMALizED = {"batch": "sum 1 in a batch of {batch}", "all": "sum 1", "mean_one": "of mean 1"}
 Entry = Mapping[str, Any]
 
 
@@ -58,8 +58,8 @@ def weights(results_by_method: ByMethod, path: Path, r: float | None = None) -> 
         weak = "" if len(kept) == len(names) else f", the {len(kept)} weakest of {len(names)}"
         more = f"; {len(shown)} of {len(methods)} methods" if len(methods) > len(shown) else ""
         figure.supxlabel(f"class and its robust accuracy under {attack_of(runs)}{weak}{more}", fontsize=10)
-        normalised = NORMALISED.get(first.get("normalise", ""), "").format(batch=first.get("batch", "?"))
-        figure.supylabel(f"weight,\n{normalised}" if normalised else "weight", fontsize=10)
+        normalized = NORMALizED.get(first.get("normalize", ""), "").format(batch=first.get("batch", "?"))
+        figure.supylabel(f"weight,\n{normalized}" if normalized else "weight", fontsize=10)
         return finish(figure, panels, path)
 
 
@@ -83,10 +83,10 @@ def weight_against_margin(run: RunResult, path: Path, r: float = 1.0) -> bool:
     with style(path):
         figure = Figure(figsize=(5.4, 3.8), layout="constrained")
         axes = figure.subplots()
-        for chosen, label, colour, marker in ((right, "right", COLOURS[1], "o"), (~right, "wrong", COLOURS[4], "x")):
+        for chosen, label, color, marker in ((right, "right", COLORS[1], "o"), (~right, "wrong", COLORS[4], "x")):
             share = f"{label} under {attack_of([run])}, {chosen.mean():.0%}"
             points = drawn[chosen[drawn]]
-            axes.plot(margins[points], weight[points], marker, color=colour, markersize=3, alpha=0.6, label=share)
+            axes.plot(margins[points], weight[points], marker, color=color, markersize=3, alpha=0.6, label=share)
         logarithmic(axes, "y", weight[drawn].min(), weight[drawn].max())
         axes.axvline(0, color=INK, linewidth=0.8)
         part = f"{len(drawn):,} of {len(losses):,} images" if len(drawn) < len(losses) else f"{len(drawn):,} images"
@@ -97,7 +97,7 @@ def weight_against_margin(run: RunResult, path: Path, r: float = 1.0) -> bool:
 
 
 def _methods(results: ByMethod, r: float | None) -> dict[str, list[tuple[RunResult, Entry]]]:
-    """The runs that kept quantiles, all of the same r and normalisation."""
+    """The runs that kept quantiles, all of the same r and normalization."""
     found = {label: [(run, e) for run in runs if (e := _entry(run, r))] for label, runs in named(results).items()}
     first = next((_kind(entry) for pairs in found.values() for _, entry in pairs), None)
     alike = {label: [pair for pair in pairs if _kind(pair[1]) == first] for label, pairs in found.items()}
@@ -117,7 +117,7 @@ def _entry(run: RunResult, r: float | None) -> Entry | None:
 
 
 def _kind(entry: Entry) -> tuple[Any, ...]:
-    return entry["r"], entry.get("normalise"), entry.get("batch")
+    return entry["r"], entry.get("normalize"), entry.get("batch")
 
 
 def _boxes(axes: Axes, entries: Sequence[Entry], names: Sequence[str]) -> None:
@@ -133,10 +133,10 @@ def _boxes(axes: Axes, entries: Sequence[Entry], names: Sequence[str]) -> None:
         widths=0.6,
         showfliers=False,
         patch_artist=True,
-        boxprops={"facecolor": COLOURS[5], "edgecolor": INK, "linewidth": 0.8},
+        boxprops={"facecolor": COLORS[5], "edgecolor": INK, "linewidth": 0.8},
         medianprops={"color": "black", "linewidth": 1.6},
         whiskerprops={"color": INK, "linewidth": 0.8},
         capprops={"color": INK, "linewidth": 0.8},
     )
-    axes.axhline(THRESHOLD, color=COLOURS[4], linestyle="--", linewidth=1.2, label=f"{THRESHOLD:g}")
+    axes.axhline(THRESHOLD, color=COLORS[4], linestyle="--", linewidth=1.2, label=f"{THRESHOLD:g}")
     logarithmic(axes, "y", np.nanmin([*table.flat, THRESHOLD]), np.nanmax([*table.flat, THRESHOLD]))

@@ -1,0 +1,1 @@
+"""Other people's libraries; each is imported when it is asked for."""

@@ -1,0 +1,1 @@
+"""Checkpoints: write them, read them, load a trained network."""

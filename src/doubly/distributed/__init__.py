@@ -1,0 +1,1 @@
+"""Several processes: collectives, joining torchrun, and work of the first process."""

@@ -1,0 +1,1 @@
+"""AutoAttack, resumable and in chunks."""

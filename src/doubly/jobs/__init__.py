@@ -1,0 +1,1 @@
+"""Many runs: pools of processes, SLURM, Ray, hyperparameter search, cost estimates."""

@@ -1,0 +1,1 @@
+"""Studies: which runs, and the page made of them."""

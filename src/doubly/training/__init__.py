@@ -1,0 +1,1 @@
+"""Training runs: the loop, its state, validation and checkpoints of a run."""
