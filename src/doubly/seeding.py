@@ -1,33 +1,64 @@
-"""Every random number follows from (seed, epoch, step, purpose): no resume and no number of processes changes it."""
+"""Random numbers that follow from (seed, epoch, step, purpose), whatever the number of processes and restarts."""
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 
 def derived_seed(seed: int, epoch: int, step: int, purpose: str) -> int:
-    """63 bits of a hash: neighboring seeds and steps give unrelated streams."""
+    """Return 63 bits of a hash, so that neighboring seeds and steps give unrelated streams."""
     key = f"{seed}/{epoch}/{step}/{purpose}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
 def generator(seed: int, epoch: int, step: int, purpose: str) -> torch.Generator:
-    """A generator on the CPU: draws are the same on every device, and are moved after they are made."""
+    """Return a CPU generator: its draws are the same on every device, and are moved there afterwards."""
     return torch.Generator().manual_seed(derived_seed(seed, epoch, step, purpose))
+
+
+class Rows(NamedTuple):
+    """Where some rows lie in the global batch: positions `start`, `start + 1`, … of `total`."""
+
+    start: int
+    total: int
+
+
+class BatchGenerator:
+    """Random numbers for the rows of a batch.
+
+    They are drawn for the global batch and cut to the rows of this process, so that a sample gets the same numbers at
+    any number of processes and microbatches.
+    """
+
+    def __init__(self, generator: torch.Generator, rows: Rows | None = None) -> None:
+        """Wrap a generator.
+
+        Args:
+            generator: A CPU generator, in the same state on every process.
+            rows: Which rows of the global batch are asked for; None if the batch is the global batch.
+        """
+        self.generator, self.rows = generator, rows
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Return uniform numbers in [0, 1) of the shape, device and dtype of `like`."""
+        start, total = self.rows or Rows(0, len(like))
+        drawn = torch.rand(total, *like.shape[1:], generator=self.generator)
+        return drawn[start : start + len(like)].to(like.device, like.dtype)
 
 
 @contextmanager
 def global_generators(seed: int) -> Iterator[None]:
-    """Seed torch's global generators (dropout, default initializers) inside, and put the caller's back after."""
+    """Seed torch's global generators (dropout, default initializers) inside, and restore the caller's afterwards."""
     with forked():
         torch.manual_seed(seed)
         yield
 
 
-def forked() -> Any:
-    """torch's global generators, of the CPU and of the GPU in use, are put back after."""
+def forked() -> AbstractContextManager[None]:
+    """Restore torch's global generators, of the CPU and of the GPU in use, afterwards."""
     in_use = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return torch.random.fork_rng(in_use)
