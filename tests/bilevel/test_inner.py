@@ -8,7 +8,7 @@ from doubly.bilevel import (
     Constraint,
     GradientStep,
     MomentumStep,
-    NormalisedStep,
+    NormalizedStep,
     SignStep,
     Simplex,
     StepRule,
@@ -132,7 +132,7 @@ def test_without_enough_steps_the_tolerance_is_missed_and_the_steps_are_kept():
 def test_a_start_that_is_a_minimiser_stays():
     target = torch.tensor([[2.0, 0.1, 0.2], [0.0, 0.0, 0.5]], dtype=torch.float64)
     inner, calls = counted(quadratic(target))
-    found = projected_descent(inner, target, box(), NormalisedStep(0.1), 50, 1e-12)
+    found = projected_descent(inner, target, box(), NormalizedStep(0.1), 50, 1e-12)
     assert len(calls) == 1 and torch.equal(found, target.clamp(-1, 1))
 
 

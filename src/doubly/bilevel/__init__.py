@@ -17,7 +17,7 @@ from doubly.bilevel.step_rules import (
     FirstThen,
     GradientStep,
     MomentumStep,
-    NormalisedStep,
+    NormalizedStep,
     SignStep,
 )
 from doubly.bilevel.threshold import ChiSquare, CVaR, MeanVariance
@@ -26,7 +26,7 @@ from doubly.bilevel.whole_space import WholeSpace
 STEP_RULES: dict[str, type] = {
     "gradient": GradientStep,
     "momentum": MomentumStep,
-    "normalized": NormalisedStep,
+    "normalized": NormalizedStep,
     "sign": SignStep,
     "adam": AdamStep,
     "barrier": BarrierStep,
@@ -55,7 +55,7 @@ __all__ = [
     "MeanVariance",
     "MomentumStep",
     "Neumann",
-    "NormalisedStep",
+    "NormalizedStep",
     "Processes",
     "Result",
     "RunningMean",

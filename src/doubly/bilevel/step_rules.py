@@ -58,7 +58,7 @@ class SignStep:
 
 
 @dataclass(frozen=True)
-class NormalisedStep:
+class NormalizedStep:
     """-size * gradient / |gradient|_2 of each sample: the steepest step of a given length, for l2 balls."""
 
     size: float = 0.1

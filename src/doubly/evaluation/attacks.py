@@ -8,7 +8,7 @@ from typing import Any
 
 from doubly.attacks import PGD
 from doubly.attacks.autoattack import QUICK, AutoAttack
-from doubly.bilevel import NormalisedStep, SignStep
+from doubly.bilevel import NormalizedStep, SignStep
 from doubly.config.serialize import to_json
 from doubly.errors import UsageError
 from doubly.losses import LogitMargin
@@ -24,7 +24,7 @@ Attacks = AnyAttack | Sequence[AnyAttack] | Mapping[str, Attack | AutoAttack]
 def pgd20(threat: NormBall) -> PGD:
     """20 steps of a quarter of the radius, uniform start, last iterate (A23: 2/255 at 8/255)."""
     size = threat.radius / 4
-    return PGD(threat, 20, SignStep(size) if isinstance(threat, LinfBall) else NormalisedStep(size))
+    return PGD(threat, 20, SignStep(size) if isinstance(threat, LinfBall) else NormalizedStep(size))
 
 
 def listed(attacks: Attacks) -> list[tuple[str | None, AnyAttack]]:

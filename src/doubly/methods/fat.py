@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly.attacks import PGD
-from doubly.bilevel import GradientStep, NormalisedStep, SignStep
+from doubly.bilevel import GradientStep, NormalizedStep, SignStep
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
@@ -44,10 +44,10 @@ class FAT:
                 f"tau must be a whole number from 0 to the attack's {steps} steps, got {wrong[0]:g}: "
                 "give a constant or piecewise schedule of such numbers"
             )
-        if not isinstance(self.attack.rule, SignStep | GradientStep | NormalisedStep):
+        if not isinstance(self.attack.rule, SignStep | GradientStep | NormalizedStep):
             raise UsageError(
                 "FAT stops a sample by a gradient of 0, so its attack needs a rule that then stands still: SignStep, "
-                f"GradientStep or NormalisedStep, got {type(self.attack.rule).__name__}"
+                f"GradientStep or NormalizedStep, got {type(self.attack.rule).__name__}"
             )
         if self.attack.restarts != 1 or self.attack.attack_mode != "eval":
             raise UsageError(
