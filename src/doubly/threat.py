@@ -6,10 +6,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from doubly.bilevel.ball import Ball
-from doubly.bilevel.box import Box
-from doubly.bilevel.face import flat
-from doubly.bilevel.inner import Constraint
+from doubly.bilevel import Ball, Box, Constraint
+from doubly.bilevel.rows import flat
 from doubly.errors import UsageError
 
 

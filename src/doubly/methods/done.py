@@ -121,7 +121,7 @@ class DONE:
 
         composition = self.composition(step.progress)
         if self.implicit == "none":
-            return cid(problem, delta, composition, state, gather=parallel.gather)
+            return cid(problem, delta, composition, state, all_gather=parallel.gather)
         box = self.attack.threat.around(batch.x)
         assert isinstance(box, Box), "checked when the method was made"
         inverse = box.inverse_curvature(delta, self.damping)
@@ -144,7 +144,7 @@ class DONE:
                 mean=parallel.mean,
             )
         if self.curvature == "barrier":
-            return cid(problem, delta, composition, state, Diagonal(inverse), gather=parallel.gather)
+            return cid(problem, delta, composition, state, Diagonal(inverse), all_gather=parallel.gather)
         # Networks are not convex in delta: a sample that meets negative curvature keeps the barrier's answer.
         solve = ConjugateGradient(tolerance=None, inverse_diagonal=inverse)
-        return cid(problem, delta, composition, state, solve, gather=parallel.gather)
+        return cid(problem, delta, composition, state, solve, all_gather=parallel.gather)

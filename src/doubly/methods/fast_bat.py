@@ -69,6 +69,6 @@ class FastBAT:
         inside = (box.lower + INSIDE < delta) & (delta < box.upper - INSIDE)
         solve = Diagonal(inside.to(x.dtype) / self.curvature)
         with torch.autocast(x.device.type, enabled=False):  # the implicit term drowns in half precision
-            found = cid(problem, delta, RunningMean(eta=1.0), {}, solve, gather=parallel.gather)
+            found = cid(problem, delta, RunningMean(eta=1.0), {}, solve, all_gather=parallel.gather)
         weights = torch.ones_like(found.values)
         return Objective(found.loss, found.values, weights, found.aux, state)
