@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from doubly.bilevel import Ball, Box, Constraint, NormalizedStep, SignStep, StepRule
-from doubly.bilevel.face import flat
+from doubly.bilevel.rows import flat
 from doubly.errors import UsageError
 
 TOLERANCE = 1e-6  # for rounding, of the radius and of the image range

@@ -149,7 +149,7 @@ def test_the_gradient_of_a_shared_row_is_the_mean_over_processes():
         return torch.cat([numbers, numbers + mine - other]) if numbers.dim() > 1 else torch.cat([numbers] * 2)
 
     found = projected_descent(
-        quadratic(mine), 0 * mine, box(shape=(1, 3)), GradientStep(0.3), 500, 1e-12, shared=True, gather=gather
+        quadratic(mine), 0 * mine, box(shape=(1, 3)), GradientStep(0.3), 500, 1e-12, shared=True, all_gather=gather
     )
     assert torch.allclose(found, (mine + other) / 2, rtol=1e-10)
 
@@ -165,7 +165,7 @@ def test_processes_stop_together():
     def with_a_far_one(numbers):
         return torch.cat([numbers, torch.ones(1, dtype=torch.float64)])
 
-    projected_descent(counted, target, box(shape=(1, 3)), GradientStep(0.3), 7, 1e-6, gather=with_a_far_one)
+    projected_descent(counted, target, box(shape=(1, 3)), GradientStep(0.3), 7, 1e-6, all_gather=with_a_far_one)
     assert len(calls) == 7
 
 

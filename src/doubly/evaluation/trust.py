@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from doubly.attacks import PGD, attacked
 from doubly.attacks.forward import connected
 from doubly.bilevel import NormalizedStep, SignStep
-from doubly.bilevel.face import flat
+from doubly.bilevel.rows import flat
 from doubly.evaluation.result import EvalResult
 from doubly.losses import CrossEntropy
 from doubly.seeding import generator
