@@ -5,42 +5,11 @@ from typing import Literal
 
 from doubly.attacks import PGD
 from doubly.bilevel import SignStep
-from doubly.data import Augmentation, Balanced, DataSource, Imbalance, Unchanged
+from doubly.data import Data as Data
 from doubly.errors import UsageError
 from doubly.models import Model
 from doubly.schedules import Cyclic, Schedule
 from doubly.types import Method
-
-
-@dataclass(frozen=True)
-class Data:
-    """Where the images come from and what is done to the training part."""
-
-    source: DataSource
-    """the dataset"""
-    imbalance: Imbalance = field(default_factory=Balanced)
-    """which training images are kept; the test images never change"""
-    holdout: float = 0.0
-    """share of the training images held out, class by class and before any imbalance, to choose by; 0 trains on all"""
-    split: int = 0
-    """which images are held out; the same for every seed and method"""
-    train_images: int | None = None
-    """train on so many images at most, in the proportions of the classes and always the same; none takes all, and
-    a file of kept images (imbalance.kept) names its own"""
-    test_per_class: int | None = None
-    """test on the first so many images of each class only; 1500 on SVHN mirrors the paper's confusion matrices (A20)"""
-    augment: Augmentation = field(default_factory=Unchanged)
-    """random changes of each batch"""
-    root: str | None = None
-    """folder with the dataset's files"""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.holdout < 1:
-            raise UsageError(f"holdout is a share in [0, 1), got {self.holdout}")
-        for name in ("train_images", "test_per_class"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is at least 1, or none for all images, got {value}")
 
 
 @dataclass(frozen=True)

@@ -7,34 +7,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from doubly.data import Images, Splits
-from doubly.data.images import MapDataset
+from doubly.data import AnyImages as AnyImages
+from doubly.data import Splits
+from doubly.data import as_images as as_images
 from doubly.errors import UsageError
 from doubly.models import Model
-
-AnyImages = Images | tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | MapDataset
-
-
-def as_images(data: AnyImages) -> Images:
-    """Images as they are, a pair of tensors or arrays, or a map-style dataset."""
-    if isinstance(data, Images):
-        return data
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | np.ndarray):
-        return Images.of(*data)
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        raise UsageError(
-            f"images are a pair (pixels, labels), doubly.Images or a map-style dataset, got {type(data).__name__}: of "
-            "a DataLoader give its dataset"
-        )
-    return Images.from_dataset(data)
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,8 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Callback, stop: Callable[
     forget_peak(t.device)
     _check_method(t)
     run, saved = t.run, time.monotonic()
-    steps = steps_per_epoch(len(t.images.train), run.batch_size)
+    rank, world_size = parallel.world()
+    steps = steps_per_epoch(len(t.images.train), run.batch_size, world_size)
 
     def save(name: str = "last") -> None:
         nonlocal saved
@@ -162,6 +163,8 @@ def _epochs(t: Training, rundir: RunDir | None, watch: Callback, stop: Callable[
             probabilities=t.sampling,
             start=t.step,
             channels_last=t.channels_last,
+            rank=rank,
+            world_size=world_size,
         ):
             stopping, saving = _step(t, batch, TrainStep(t.epoch, t.step, progress(t.step), run.seed), wishes)
             t.step += 1
@@ -189,8 +192,10 @@ def _check_method(t: Training) -> None:
     """Refuse a network that would train without the second derivatives that the method needs."""
     if t.epoch < t.run.epochs and getattr(t.run.method, "differentiates_twice", False):
         t.model.train()
-        batch = next(batches(t.images.train, t.run.batch_size, 0, 0, channels_last=t.channels_last))
-        check_second_derivatives(t.model, batch)
+        rank, world_size = parallel.world()
+        images, channels_last = t.images.train, t.channels_last
+        epoch = batches(images, t.run.batch_size, 0, 0, channels_last=channels_last, rank=rank, world_size=world_size)
+        check_second_derivatives(t.model, next(epoch))
 
 
 def _row(t: Training, lr: float) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,8 +10,8 @@ from torch import nn
 from doubly.attacks import attacked, evaluating
 from doubly.checks import check_scores
 from doubly.config.run import Run
-from doubly.data import Images, KeptImages, Splits
-from doubly.data.holdout import first_of_each, holdout, stratified_subset
+from doubly.data import Images, Splits, load_splits, train_split
+from doubly.data.holdout import stratified_subset
 from doubly.distributed import collectives as parallel
 from doubly.distributed.launch import local_rank
 from doubly.distributed.rank_zero import together
@@ -56,37 +55,16 @@ def _own_gpu() -> torch.device:
 
 def fetched_splits(run: Run) -> Splits:
     """As `load_splits`; of several processes the first goes ahead, so that files are fetched and unpacked once."""
-    found = together(lambda: load_splits(run) if parallel.world()[0] == 0 else None, patiently=True)
-    return found or load_splits(run)
-
-
-def load_splits(run: Run) -> Splits:
-    """The source's images, or as many of them as the run asks for; what was left out is noted."""
-    splits = run.data.source.load(Path(run.data.root) if run.data.root is not None else None)
-    train, test, said = splits.train, splits.test, [splits.note] if splits.note else []
-    most = None if isinstance(run.data.imbalance, KeptImages) else run.data.train_images
-    if most is not None and most < len(train):
-        said.append(f"trained on {most:,} of {len(train):,} images, in the proportions of the classes")
-        train = train.subset(stratified_subset(train.y, most, seed=0))
-    if run.data.test_per_class is not None:
-        first = first_of_each(test.y, run.data.test_per_class)
-        said.append(f"tested on the first {run.data.test_per_class:,} images of each class, {len(first):,} in all")
-        test = test.subset(first)
-    return Splits(train, test, "; ".join(said))
+    found = together(lambda: load_splits(run.data) if parallel.world()[0] == 0 else None, patiently=True)
+    return found or load_splits(run.data)
 
 
 def prepare(run: Run, splits: Splits, device: torch.device) -> Prepared:
-    """Hold out, thin out, and pick the validation."""
-    train, measured = splits.train, splits.test
-    if isinstance(run.data.imbalance, KeptImages):
-        run.data.imbalance.check(train)
-    if run.data.holdout > 0:
-        kept, held = holdout(train.y, run.data.holdout, run.data.split, train.groups)
-        train, measured = train.subset(kept), train.subset(held)
-    kept = run.data.imbalance.keep(train.y, len(train.classes), train.ids)
-    train = train.subset(kept) if len(kept) < len(train) else train
-    measured = measured.subset(stratified_subset(measured.y, run.validation.size, run.data.split))
-    return Prepared(train.to(device), measured.to(device), run.data.holdout > 0)
+    """Hold out, apply the imbalance, select the validation images, and move all of them to the device."""
+    train, held_out = train_split(run.data, splits)
+    candidates = splits.test if held_out is None else held_out
+    validation = candidates.subset(stratified_subset(candidates.y, run.validation.size, run.data.split))
+    return Prepared(train.to(device), validation.to(device), held_out is not None)
 
 
 def build_model(run: Run, images: Images) -> nn.Module:

@@ -51,7 +51,7 @@ class Training:
         device = chosen_device(run.device)
         precision = Precision(run.precision, device)
         images = prepare(run, splits, device)
-        steps_per_epoch(len(images.train), run.batch_size)  # refuses what cannot be shared
+        steps_per_epoch(len(images.train), run.batch_size, parallel.world()[1])  # refuses what cannot be shared
         model = (model if model is not None else build_model(run, splits.train)).to(device)
         check_model(model, images.train)
         if parallel.world()[1] > 1:
@@ -139,7 +139,8 @@ class Training:
         """The early average is a short one, so that the initial weights do not linger in it."""
         if self.average is None or self.run.ema_decay is None:
             return
-        updates = self.epoch * steps_per_epoch(len(self.images.train), self.run.batch_size) + self.step
+        updates = self.epoch * steps_per_epoch(len(self.images.train), self.run.batch_size, parallel.world()[1])
+        updates += self.step
         decay = min(self.run.ema_decay, (1 + updates) / (10 + updates))
         with torch.no_grad():
             for mean, value in zip(self.average.parameters(), self.model.parameters(), strict=True):
