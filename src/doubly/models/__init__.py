@@ -1,4 +1,4 @@
-"""Networks as values: a frozen dataclass of plain numbers that builds a module from [0,1] images to logits."""
+"""Network architectures: frozen dataclasses of plain numbers that build a module from images in [0,1] to logits."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -16,9 +16,25 @@ __all__ = ["MODELS", "Model", "NarrowResNet", "Normalize", "PreActResNet18", "Re
 
 @runtime_checkable
 class Model(Protocol):
-    """What a network is before it has weights; any image size fits the module it builds."""
+    """A network architecture: anything with a method `build`.
 
-    def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module: ...
+    Ours are frozen dataclasses, listed in `MODELS`. To train a network of your own you need none: pass an nn.Module to
+    `doubly.train`, or name a function that returns one (`--model package.module:function`).
+    """
+
+    def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        """Build a network with initial weights, drawn from torch's global generator.
+
+        Args:
+            channels: Channels of the images.
+            classes: Number of logits.
+            mean: Mean of each channel of the training images, for the first layer (`Normalize`).
+            std: Standard deviation of each channel.
+
+        Returns:
+            A module from images (N, channels, H, W) in [0,1], of any size, to logits (N, classes).
+        """
+        ...
 
 
 MODELS: dict[str, type] = {

@@ -26,7 +26,7 @@ from doubly.data import (
     StepImbalance,
     Unchanged,
 )
-from doubly.data.published import PUBLISHED
+from doubly.data.download.published import PUBLISHED
 from doubly.methods import DONE
 from doubly.models import NarrowResNet, ResNet18
 from doubly.recipes.methods import FAST, FAST_EPOCHS, methods

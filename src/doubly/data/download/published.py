@@ -1,26 +1,31 @@
-"""Facts about published datasets: where their files come from, their checksums, and how many images they hold."""
+"""Facts about published datasets: where their files come from, their checksums, and how many images they have."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Download(NamedTuple):
+    """A file to download."""
+
     url: str
     md5: str
     into: str = "."  # folder inside the root; archives are unpacked there
-    unpacked: str | None = None  # what an archive leaves behind, inside the root; none: the file is used as it is
+    unpacked: str | None = None  # file or folder, inside the root, that an archive contains; None for a plain file
 
     @property
     def name(self) -> str:
+        """Name of the file."""
         return self.url.rpartition("/")[2]
 
 
 class Published(NamedTuple):
+    """A published dataset."""
+
     name: str
-    train: int  # images
-    test: int
+    train: int  # number of training images
+    test: int  # number of test images
     downloads: tuple[Download, ...]
-    md5: Mapping[str, str]  # of the files that are read, by name
+    md5: Mapping[str, str]  # checksums of the files that are read, by name
     classes: int = 10
     shape: tuple[int, int, int] = (3, 32, 32)
 
@@ -49,7 +54,7 @@ _FASHION_MD5 = {
 }
 
 
-def _plain(base: str, md5: Mapping[str, str], into: str) -> tuple[Download, ...]:
+def _files(base: str, md5: Mapping[str, str], into: str) -> tuple[Download, ...]:
     return tuple(Download(f"{base}/{name}", digest, into) for name, digest in md5.items())
 
 
@@ -91,7 +96,7 @@ PUBLISHED: dict[str, Published] = {
         },
         classes=100,
     ),
-    "svhn": Published("svhn", 73_257, 26_032, _plain(_SVHN, _SVHN_MD5, "svhn"), _SVHN_MD5),
+    "svhn": Published("svhn", 73_257, 26_032, _files(_SVHN, _SVHN_MD5, "svhn"), _SVHN_MD5),
     "stl10": Published(
         "stl10",
         5_000,
@@ -135,15 +140,15 @@ PUBLISHED: dict[str, Published] = {
                 "gtsrb/GT-final_test.csv",
             ),
         ),
-        {},  # its archives have checksums, the images in them none
+        {},  # its archives have checksums, the images in them do not
         classes=43,
     ),
-    "mnist": Published("mnist", 60_000, 10_000, _plain(_MNIST, _MNIST_MD5, "mnist"), _MNIST_MD5, shape=(1, 28, 28)),
+    "mnist": Published("mnist", 60_000, 10_000, _files(_MNIST, _MNIST_MD5, "mnist"), _MNIST_MD5, shape=(1, 28, 28)),
     "fashion_mnist": Published(
         "fashion_mnist",
         60_000,
         10_000,
-        _plain(_FASHION, _FASHION_MD5, "fashion_mnist"),
+        _files(_FASHION, _FASHION_MD5, "fashion_mnist"),
         _FASHION_MD5,
         shape=(1, 28, 28),
     ),

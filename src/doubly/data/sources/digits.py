@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 
 from doubly.data.holdout import stratified_folds
-from doubly.data.images import Images, Splits
+from doubly.data.images import DataSource, Images, Splits
 from doubly.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Digits:
-    """One fold is the test set; over all folds each image is tested once. The ids are positions in the whole set."""
+class Digits(DataSource):
+    """1,797 handwritten digits, 8x8, gray. One fold is the test set; the ids are positions in the full set."""
 
     fold: int = 0
     """which fold is the test set"""
