@@ -63,7 +63,10 @@ class PGD(Attack):
         return reference
 
     def scaled(self, factor: float) -> Self:
-        return replace(self, threat=self.threat.scaled(factor), rule=self.rule.scaled(factor))
+        try:
+            return replace(self, threat=self.threat.scaled(factor), rule=self.rule.scaled(factor))
+        except TypeError as error:  # a rule without a size
+            raise UsageError(str(error)) from None
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
         return self.maximize(model, x, y, generator, lambda logits: self.loss(logits, y))

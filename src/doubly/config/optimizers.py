@@ -97,9 +97,7 @@ class Adam(OptimizerConfig):
             raise UsageError(f"betas are two numbers in [0, 1), got {self.betas}")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(
-            list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay
-        )
+        return torch.optim.Adam(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -110,9 +108,7 @@ class AdamW(Adam):
     """decay of the parameters in each step, times the learning rate"""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay
-        )
+        return torch.optim.AdamW(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,7 @@ class MAIL(Method):
             return LossParts(losses, torch.zeros_like(losses))
         return (TradesLoss if self.form == "trades" else MartLoss)(self.beta).parts(logits, y, clean)
 
-    def weights(
-        self, logits: Tensor, y: Tensor, clean: Tensor, communicator: Communicator = SINGLE_PROCESS
-    ) -> Tensor:
+    def weights(self, logits: Tensor, y: Tensor, clean: Tensor, communicator: Communicator = SINGLE_PROCESS) -> Tensor:
         """Return the weights, from the logits of attacked and clean images."""
         log_weights = self.log_weights(logits, y, clean)
         return mean_one_weights(log_weights, communicator) if self.normalize == "batch" else 3 * log_weights.exp()
