@@ -18,7 +18,7 @@ class Constraint(Protocol):
             delta: Any points, (B, ...).
 
         Returns:
-            The nearest points of the sets, (B, ...).
+            The suggestion points of the sets, (B, ...).
         """
         ...
 
