@@ -18,10 +18,10 @@ from torch import nn
 from doubly import AT, DONE, PGD, LinfBall
 from doubly.attacks import FGSM, NFGSM
 from doubly.bilevel import BarrierStep, NormalizedStep, SignStep
-from doubly.config.run import SGD, Data, Run, Validation
-from doubly.config.user_code import GivenData, GivenModel
+from doubly.config import SGD, Data, Run, Validation
+from doubly.config.user_code import InMemoryData, InMemoryModel
 from doubly.data import Images, Splits
-from doubly.data.augment import PadCropFlip
+from doubly.data.augmentation import PadCropFlip
 from doubly.errors import Interrupted, UsageError
 from doubly.losses import TradesLoss
 from doubly.methods import AWP, CFOL, FAT, FRL, GAIRAT, MAIL, MART, METHODS, TRADES, WMMR, FastATGA, FastBAT, Standard
@@ -107,17 +107,17 @@ def trained(case, output=None, stop=lambda: False, resume=False, shift=0.0, **ch
     torch.manual_seed(0)
     model = build().double()
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
-    data = Data(GivenData(), augment=PadCropFlip(1))
+    data = Data(InMemoryData(), augment=PadCropFlip(1))
     validation = Validation(size=7, attack=PGD(BALL, 1, SignStep(0.1)))
     settings = {
         "epochs": 1,
-        "batch": BATCH,
+        "batch_size": BATCH,
         "channels_last": "no",
         "device": "cpu",
         "validation": validation,
         **changes,
     }
-    run = Run(data, GivenModel(), method, SGD(Constant(0.1)), **settings)
+    run = Run(data, InMemoryModel(), method, SGD(Constant(0.1)), **settings)
     train_run(run, output, model=model, splits=Splits(images(shift), images()), stop=stop, resume=resume)
     moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - start
     assert moved.norm() > 0.05  # something happened
@@ -221,7 +221,7 @@ def refused(folder, rank):
         "images": {"shift": 0.01 * rank},
         "settings": {"seed": rank},
         "directory": {"output": folder / "stranger"},
-        "batch": {"batch": 9},
+        "batch": {"batch_size": 9},
     }
     found = {}
     for name, changes in cases.items():
