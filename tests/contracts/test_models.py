@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import doubly.models
-from doubly.models import MODELS, Model, Model, Normalize
+from doubly.models import MODELS, Model, Normalize
 
 SMALL = {"wide_resnet": {"depth": 10, "widen": 1}}
 STATISTICS = {1: ((0.3,), (0.4,)), 3: ((0.3, 0.4, 0.5), (0.2, 0.3, 0.4))}
@@ -22,12 +22,12 @@ def build(name, channels=3, classes=10):
 
 
 def test_every_spec_in_the_folder_is_listed():
-    found = set()
+    result = set()
     for module in pkgutil.iter_modules(doubly.models.__path__):
         for _, thing in inspect.getmembers(importlib.import_module(f"doubly.models.{module.name}"), inspect.isclass):
             if hasattr(thing, "build") and thing is not Model:
-                found.add(thing)
-    assert found == set(MODELS.values())
+                result.add(thing)
+    assert result == set(MODELS.values())
 
 
 @each_model
@@ -51,7 +51,7 @@ def test_any_size_gives_finite_logits(name, channels, classes):
 
 
 @each_model
-def test_normalises_first_and_stores_it(name):
+def test_normalizes_first_and_stores_it(name):
     network = build(name)
     layers = list(network.children())
     assert isinstance(layers[0], Normalize)
