@@ -57,17 +57,22 @@ class FastBAT(Method):
         delta, values = perturbation or self.perturb(model, batch, step)
         z, dropout = values["z"], rng_state()
 
-        def problem(delta: Tensor) -> Terms:
-            logits = model(x + delta)
-            check_logits(logits, y)
+        def linearized(delta: Tensor) -> Tensor | None:
+            if not self.needs_second_derivatives:
+                return None
             with frozen_statistics(model), replay_rng(dropout):
                 point = z.clone().requires_grad_()
                 (slope,) = torch.autograd.grad(-loss(model(x + point), y).sum(), point, create_graph=True)
-            return Terms(loss(logits, y), (slope * delta).flatten(1).sum(1), logits.detach())
+            return (slope * delta).flatten(1).sum(1)
+
+        def problem(delta: Tensor) -> Terms:
+            logits = model(x + delta)
+            check_logits(logits, y)
+            return Terms(loss(logits, y), linearized(delta), logits.detach())
 
         box = self.attack.threat.box(x)
         inside = (box.lower + FACE_DISTANCE < delta) & (delta < box.upper - FACE_DISTANCE)
-        solve = Diagonal(inside.to(x.dtype) / self.curvature)
+        solve = Diagonal(inside.to(x.dtype) / self.curvature) if self.needs_second_derivatives else None
         with torch.autocast(x.device.type, enabled=False):  # the implicit term drowns in half precision
             # The mean of the losses is composed with nothing, so no sample depends on the others.
             direction = cid(problem, delta, RunningMean(eta=1.0), {}, solve)
