@@ -87,11 +87,11 @@ def test_microbatches_of_every_method_are_together_the_whole_batch():
     for method in COUPLED:
         weights, losses, state, slopes = accumulated(method, [8])
         for sizes in ([3, 3, 2], [4, 4]):
-            found = accumulated(method, sizes)
-            for one, other in zip((weights, losses, slopes), (found[0], found[1], found[3]), strict=True):
+            parts = accumulated(method, sizes)
+            for one, other in zip((weights, losses, slopes), (parts[0], parts[1], parts[3]), strict=True):
                 assert torch.allclose(one, other, rtol=0, atol=1e-10), method
-            assert found[2].keys() == state.keys()
-            assert all(torch.allclose(found[2][key], state[key], atol=1e-10) for key in state), method
+            assert parts[2].keys() == state.keys()
+            assert all(torch.allclose(parts[2][key], state[key], atol=1e-10) for key in state), method
 
 
 def test_the_whole_batch_is_gathered_whatever_a_microbatch_brings():
