@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly import DONE, Batch, LinfBall, TrainStep
-from doubly.bilevel import BarrierStep, Box, SignStep
-from doubly.bilevel.inner import StepRule
+from doubly.bilevel import BarrierStep, Box, SignStep, StepRule
 from doubly.data import load_splits
 from doubly.data.loader import batches
 from doubly.recipes import recipe

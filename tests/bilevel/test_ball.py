@@ -62,7 +62,7 @@ def test_where_one_of_ball_and_box_binds_the_projection_is_the_nearest_point():
 
 
 def at_rest(ball, target):
-    """delta nearest to the target and the slope of half the squared distance there."""
+    """delta suggestion to the target and the slope of half the squared distance there."""
     delta = ball.project(target)
     return delta, delta - target
 

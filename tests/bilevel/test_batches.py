@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from doubly.bilevel.batches import batches, rows_of, tensors_of
+from doubly.bilevel.batches import iterate_batches, row_tensors, select_rows
 
 
 class Pair(NamedTuple):
@@ -16,7 +16,7 @@ X, Y = torch.arange(24.0).view(12, 2), torch.arange(12)
 
 
 def first(count, data=X, rows=12, batch_size=4, seed=0, rank=0, size=1):
-    stream = batches(data, rows, batch_size, seed, rank, size)
+    stream = iterate_batches(data, rows, batch_size, seed, rank, size)
     return [next(stream) for _ in range(count)]
 
 
@@ -28,7 +28,7 @@ def ids_of(taken):
 def test_a_batch_has_the_structure_of_the_data_and_its_rows(data):
     for ids, batch in first(5, data):
         assert type(batch) is type(data)
-        for part, whole in zip(tensors_of(batch), tensors_of(data), strict=True):
+        for part, whole in zip(row_tensors(batch), row_tensors(data), strict=True):
             assert torch.equal(part, whole[ids])
     if isinstance(data, dict):
         assert batch.keys() == data.keys()
@@ -101,7 +101,7 @@ def test_a_loader_begins_again_and_an_iterator_ends():
     taken = first(7, loader, rows=None, batch_size=None)
     assert all(ids is None for ids, _ in taken)
     assert all(torch.equal(taken[i][1][0], X[4 * (i % 3) : 4 * (i % 3) + 4]) for i in range(7))
-    stream = batches((X[i : i + 4] for i in (0, 4)), None, None, 0, 0, 1)
+    stream = iterate_batches((X[i : i + 4] for i in (0, 4)), None, None, 0, 0, 1)
     assert [batch[0, 0].item() for _, batch in stream] == [0, 8]
 
 
@@ -111,13 +111,13 @@ def test_batches_made_elsewhere_are_handed_on_as_they_are():
 
 
 def test_rows_of_a_namedtuple_is_one_again():
-    part = rows_of(Pair(X, Y), torch.tensor([3, 1]))
+    part = select_rows(Pair(X, Y), torch.tensor([3, 1]))
     assert isinstance(part, Pair) and part.y.tolist() == [3, 1]
 
 
 @pytest.mark.parametrize("data", [None, 5, "text", [], {}, (X, 3), iter([X])], ids=lambda data: type(data).__name__)
 def test_what_is_not_tensors_has_none(data):
-    assert tensors_of(data) is None
+    assert row_tensors(data) is None
 
 
 def test_a_list_is_a_list_of_batches():

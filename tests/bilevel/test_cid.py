@@ -232,7 +232,7 @@ def test_gathered_values_give_a_rank_its_part_of_the_whole():
     whole = gradient(cid(part(range(4)), DELTA[:4], LogMeanExp(0.5), {}, EXACT), theta)
     ranks = [
         gradient(
-            cid(part(rows), DELTA[rows.start : rows.stop], LogMeanExp(0.5), {}, EXACT, gather=lambda _: everything),
+            cid(part(rows), DELTA[rows.start : rows.stop], LogMeanExp(0.5), {}, EXACT, all_gather=lambda _: everything),
             theta,
         )
         for rows in (range(2), range(2, 4))
@@ -330,7 +330,7 @@ def test_processes_that_share_delta_agree_on_its_system(limits):
             values = torch.stack([g(theta, delta, i) for i in samples])
             return Terms(values, torch.stack([h(theta, delta, i) for i in samples]))
 
-        found = cid(terms, delta, LogMeanExp(0.5), {}, EXACT, constraint=limits, shared=True, gather=gather)
+        found = cid(terms, delta, LogMeanExp(0.5), {}, EXACT, constraint=limits, shared=True, all_gather=gather)
         return gradient(found, theta), found
 
     whole, together = direction(thetas[2], range(4))

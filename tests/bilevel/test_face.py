@@ -1,4 +1,4 @@
-"""What every constraint promises: nearest points, and on its faces directions and multipliers that fit a minimizer."""
+"""What every constraint promises: suggestion points, and on its faces directions and multipliers that fit a minimizer."""
 
 import pytest
 import torch

@@ -176,7 +176,7 @@ def active_functions(constraint, delta, i):
 
 
 class NearestPoint(NamedTuple):
-    """Stands in for a ball with box, whose `project` is not the nearest point where both bind: that one is
+    """Stands in for a ball with box, whose `project` is not the suggestion point where both bind: that one is
     clip(scale * delta), and as the scale grows to its value, coordinates only ever join those at their bound."""
 
     ball: Ball
@@ -423,7 +423,7 @@ def test_the_nearest_point_of_a_constraint_is_differentiated_as_its_projection(
     (samples, p, d), draw = size, drawing(seed)
     a = draw(samples, p, d)
 
-    def inner(theta, delta):  # least at the point nearest to the target, or to the mean of all
+    def inner(theta, delta):  # least at the point suggestion to the target, or to the mean of all
         return (1 + theta[0] ** 2 / 4) * 0.5 * (delta - a @ theta).square().sum(-1)
 
     def best(theta):

@@ -8,7 +8,7 @@ from doubly.bilevel import (
     Constraint,
     GradientStep,
     MomentumStep,
-    NormalisedStep,
+    NormalizedStep,
     SignStep,
     Simplex,
     StepRule,
@@ -132,7 +132,7 @@ def test_without_enough_steps_the_tolerance_is_missed_and_the_steps_are_kept():
 def test_a_start_that_is_a_minimiser_stays():
     target = torch.tensor([[2.0, 0.1, 0.2], [0.0, 0.0, 0.5]], dtype=torch.float64)
     inner, calls = counted(quadratic(target))
-    found = projected_descent(inner, target, box(), NormalisedStep(0.1), 50, 1e-12)
+    found = projected_descent(inner, target, box(), NormalizedStep(0.1), 50, 1e-12)
     assert len(calls) == 1 and torch.equal(found, target.clamp(-1, 1))
 
 
@@ -149,7 +149,7 @@ def test_the_gradient_of_a_shared_row_is_the_mean_over_processes():
         return torch.cat([numbers, numbers + mine - other]) if numbers.dim() > 1 else torch.cat([numbers] * 2)
 
     found = projected_descent(
-        quadratic(mine), 0 * mine, box(shape=(1, 3)), GradientStep(0.3), 500, 1e-12, shared=True, gather=gather
+        quadratic(mine), 0 * mine, box(shape=(1, 3)), GradientStep(0.3), 500, 1e-12, shared=True, all_gather=gather
     )
     assert torch.allclose(found, (mine + other) / 2, rtol=1e-10)
 
@@ -165,7 +165,7 @@ def test_processes_stop_together():
     def with_a_far_one(numbers):
         return torch.cat([numbers, torch.ones(1, dtype=torch.float64)])
 
-    projected_descent(counted, target, box(shape=(1, 3)), GradientStep(0.3), 7, 1e-6, gather=with_a_far_one)
+    projected_descent(counted, target, box(shape=(1, 3)), GradientStep(0.3), 7, 1e-6, all_gather=with_a_far_one)
     assert len(calls) == 7
 
 

@@ -14,7 +14,7 @@ def rows(*values, dtype=torch.float64):
 
 
 def solved(point, total):
-    """The nearest point by sequential quadratic programming, on one row."""
+    """The suggestion point by sequential quadratic programming, on one row."""
     answer = minimize(
         lambda x: 0.5 * ((x - point) ** 2).sum(),
         torch.full_like(torch.from_numpy(point), total / len(point)).numpy(),

@@ -10,7 +10,7 @@ from doubly.bilevel import (
     FirstThen,
     GradientStep,
     MomentumStep,
-    NormalisedStep,
+    NormalizedStep,
     SignStep,
     StepRule,
     projected_descent,
@@ -25,7 +25,7 @@ def symmetric(shape, strength=1e-6, eps=EPS, dtype=torch.float64):
 
 
 def test_every_rule_is_listed_and_is_a_rule():
-    simple = {GradientStep, MomentumStep, NormalisedStep, SignStep, AdamStep, BarrierStep}
+    simple = {GradientStep, MomentumStep, NormalizedStep, SignStep, AdamStep, BarrierStep}
     assert set(STEP_RULES.values()) == {*simple, FirstThen}
     assert all(isinstance(rule(), StepRule) for rule in STEP_RULES.values())
 
@@ -187,5 +187,5 @@ def test_barrier_step_wants_a_box():
 
 def test_a_normalised_step_has_its_length_and_the_steepest_direction():
     gradient = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-30, 0.0]], dtype=torch.float64)
-    increment, _ = NormalisedStep(0.5).step(gradient, torch.zeros_like(gradient), Ball(1.0, symmetric((3, 2))), {})
+    increment, _ = NormalizedStep(0.5).step(gradient, torch.zeros_like(gradient), Ball(1.0, symmetric((3, 2))), {})
     assert torch.allclose(increment, torch.tensor([[-0.3, -0.4], [0.0, 0.0], [-0.5, 0.0]], dtype=torch.float64))

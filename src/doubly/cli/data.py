@@ -30,7 +30,7 @@ def fetch(arguments: list[str], out: Console) -> None:
     """Download a dataset: doubly data fetch NAME [--data-root DIR]."""
     import tyro
 
-    from doubly.config.serialize import nearest
+    from doubly.config.serialize import suggestion
     from doubly.data import DATASETS
     from doubly.data.download.dataset_files import data_folder
     from doubly.data.download.fetch import Listener
@@ -54,7 +54,7 @@ def fetch(arguments: list[str], out: Console) -> None:
     if options.name in DATASETS and options.name not in PUBLISHED:
         raise UsageError(f"there is nothing to fetch for '{options.name}': it reads what you have")
     if options.name not in PUBLISHED:
-        raise UsageError(f"there is nothing to fetch for '{options.name}'{nearest(options.name, PUBLISHED)}")
+        raise UsageError(f"there is nothing to fetch for '{options.name}'{suggestion(options.name, PUBLISHED)}")
     root = data_folder(options.data_root)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=out, disable=not out.is_terminal) as bars:

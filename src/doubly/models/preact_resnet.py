@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from doubly.errors import UsageError
+from doubly.models.model import Model
 from doubly.models.normalize import Normalize
 from doubly.models.residual import convolution, residual_network
 
@@ -54,7 +55,7 @@ def preact_network(
 
 
 @dataclass(frozen=True)
-class PreActResNet18:
+class PreActResNet18(Model):
     """The ResNet-18 of fast adversarial training: stages of 64, 128, 256 and 512 channels, two blocks each."""
 
     shortcut: Shortcut = "raw"

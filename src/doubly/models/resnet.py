@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from doubly.errors import UsageError
+from doubly.models.model import Model
 from doubly.models.normalize import Normalize
 from doubly.models.residual import convolution, residual_network
 
@@ -38,7 +39,7 @@ def _network(
 
 
 @dataclass(frozen=True)
-class ResNet18:
+class ResNet18(Model):
     """ResNet-18: stages of 64, 128, 256 and 512 channels, two blocks each; by default in its form for CIFAR."""
 
     stem: Literal["3x3", "7x7", "imagenet"] = "3x3"
@@ -56,7 +57,7 @@ class ResNet18:
 
 
 @dataclass(frozen=True)
-class NarrowResNet:
+class NarrowResNet(Model):
     """A narrow ResNet for CIFAR: three stages of width, 2 width and 4 width channels."""
 
     width: int = 16

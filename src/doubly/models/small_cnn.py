@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from doubly.errors import UsageError
+from doubly.models.model import Model
 from doubly.models.normalize import Normalize
 from doubly.models.residual import he_normal
 
@@ -24,7 +25,7 @@ class Grid(nn.Module):
 
 
 @dataclass(frozen=True)
-class SmallCNN:
+class SmallCNN(Model):
     """Three 3x3 convolutions, a 4x4 grid of averages, which keeps positions apart, and one hidden layer."""
 
     width: int = 32

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from doubly.errors import UsageError
+from doubly.models.model import Model
 from doubly.models.normalize import Normalize
 from doubly.models.preact_resnet import preact_network
 from doubly.models.residual import convolution
 
 
 @dataclass(frozen=True)
-class WideResNet:
+class WideResNet(Model):
     """Wide ResNet: a stem of 16 channels and three stages of 16, 32 and 64 times `widen` channels."""
 
     depth: int = 28
