@@ -51,7 +51,7 @@ def test_any_size_gives_finite_logits(name, channels, classes):
 
 
 @each_model
-def test_normalises_first_and_stores_it(name):
+def test_normalizes_first_and_stores_it(name):
     network = build(name)
     layers = list(network.children())
     assert isinstance(layers[0], Normalize)
