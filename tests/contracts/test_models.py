@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import doubly.models
-from doubly.models import MODELS, Model, Model, Normalize
+from doubly.models import MODELS, Model, Normalize
 
 SMALL = {"wide_resnet": {"depth": 10, "widen": 1}}
 STATISTICS = {1: ((0.3,), (0.4,)), 3: ((0.3, 0.4, 0.5), (0.2, 0.3, 0.4))}
