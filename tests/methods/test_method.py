@@ -34,24 +34,30 @@ from doubly.types import Batch, Objective, TrainStep
 ATTACK = PGD(LinfBall(0.1), 2, SignStep(0.06))
 NOISY = PGD(LinfBall(0.1), 2, SignStep(0.06), start="gaussian")
 STEP = TrainStep(epoch=1, step=2, progress=0.9, seed=4)
-COUPLED = [  # settings with which a sample's weight depends on the whole batch, where there are such
+METHODS_HERE = [  # with settings by which weights depend on the whole batch, and others by which they do not
     Standard(),
     AT(ATTACK),
     TRADES(NOISY),
     MART(NOISY),
     FAT(ATTACK),
     GAIRAT(ATTACK),
+    GAIRAT(ATTACK, burn_in=0.95),
+    MAIL(NOISY),
     MAIL(NOISY, normalize="batch"),
     MAIL(NOISY, normalize="batch", margin="natural"),
+    WMMR(ATTACK),
     WMMR(ATTACK, normalize="batch"),
     CFOL(ATTACK, eta=0.1),
     FRL(NOISY),
     FastATGA(FGSM(LinfBall(0.1))),
+    FastATGA(FGSM(LinfBall(0.1)), strength=0.0),
     FastBAT(),
     DONE(ATTACK, cap=3.0),
     DONE(ATTACK, implicit="none"),
     DONE(ATTACK, implicit="first_order", damping=100.0),
     AWP(AT(ATTACK)),
+    AWP(AT(ATTACK), gamma=0.0),
+    AWP(CFOL(ATTACK, eta=0.1)),
     AWP(DONE(ATTACK, implicit="first_order", damping=100.0)),
 ]
 
@@ -83,8 +89,8 @@ def accumulated(method, sizes):
 
 
 def test_microbatches_of_every_method_are_together_the_whole_batch():
-    assert {type(method) for method in COUPLED} == set(METHODS.values())
-    for method in COUPLED:
+    assert {type(method) for method in METHODS_HERE} == set(METHODS.values())
+    for method in METHODS_HERE:
         weights, losses, state, slopes = accumulated(method, [8])
         for sizes in ([3, 3, 2], [4, 4]):
             parts = accumulated(method, sizes)

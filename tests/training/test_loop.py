@@ -243,13 +243,21 @@ class Turning(nn.Module):
 
 
 class InfiniteGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
+    factor = float("inf")
+
+    @classmethod
+    def forward(cls, ctx, x):
         return x.clone()
 
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * float("inf")
+    @classmethod
+    def backward(cls, ctx, gradient):
+        return gradient * cls.factor
+
+
+class HugeGradient(InfiniteGradient):
+    """Finite, but its norm overflows."""
+
+    factor = 1e30
 
 
 def test_a_number_that_is_not_finite_stops_the_run_before_it_is_saved(tiny, tmp_path):
@@ -259,6 +267,7 @@ def test_a_number_that_is_not_finite_stops_the_run_before_it_is_saved(tiny, tmp_
             (lambda logits: logits + torch.tensor([0, float("inf"), 0]), "the model's logits: 16 of 48", 1.0),
             (InfiniteGradient.apply, "the gradient of layer.weight: 48 of 48", None),
             (InfiniteGradient.apply, "the gradient of layer.weight: 48 of 48", 1.0),
+            (HugeGradient.apply, "the norm of the gradient: 1 of 1", 1.0),
         ]
     ):
         output = tmp_path / str(k)

@@ -102,6 +102,12 @@ def test_fewer_numbers_stay_in_memory():
 
 def test_forward_functions_are_restored_and_copies_are_plain():
     model = network()
+    replaced = model.stages[1][0]
+    replaced.forward = own_forward = replaced.forward  # a user may have replaced it as well
+    with recomputed_activations(model):
+        assert replaced.forward is not own_forward
+    assert replaced.forward is own_forward
+    del replaced.forward
     names = list(model.state_dict())
     with recomputed_activations(model):
         assert list(model.state_dict()) == names
