@@ -80,12 +80,12 @@ def test_attack_context_leaves_no_trace():
         model = network()
         model[2].train()
         before = modes(model), [p.requires_grad for p in model.parameters()]
-        kept, generator = buffers(model), torch.get_rng_state()
+        statistics, generator = buffers(model), torch.get_rng_state()
         with attack_context(model, mode):
             assert any(modes(model)) == (mode == "train")
             assert not model(torch.ones(3, 1, 5, 5)).requires_grad
         assert (modes(model), [p.requires_grad for p in model.parameters()]) == before
-        assert are_equal(kept, buffers(model)) and torch.equal(torch.get_rng_state(), generator)
+        assert are_equal(statistics, buffers(model)) and torch.equal(torch.get_rng_state(), generator)
 
 
 def test_replayed_draws_are_the_same_and_leave_the_generator_where_it_was():

@@ -171,13 +171,13 @@ def test_tensors_come_back_to_the_bit(tmp_path, same_bits):
     assert loaded["state"] == {} and info["third"] == 1 / 3 and info["best"] is None
 
 
-def damage(file, how):
+def damage(file, kind):
     data = file.read_bytes()
-    if how == "removed":
+    if kind == "removed":
         file.unlink()
-    elif how == "cut":
+    elif kind == "cut":
         file.write_bytes(data[: len(data) // 2])
-    elif how == "emptied":
+    elif kind == "emptied":
         file.write_bytes(b"")
     elif file.suffix == ".json":  # its last byte is a line break
         file.write_bytes(data.replace(b'"checksums"', b'"checksumz"'))
@@ -187,10 +187,10 @@ def damage(file, how):
 
 def test_damage_is_noticed_and_named(tmp_path):
     for name in ("model.safetensors", "state.safetensors", "state.json"):
-        for how in ("removed", "cut", "emptied", "one bit"):
-            folder = tmp_path / name / how
+        for kind in ("removed", "cut", "emptied", "one bit"):
+            folder = tmp_path / name / kind
             write(folder, 1)
-            damage(folder / "last" / name, how)
+            damage(folder / "last" / name, kind)
             with pytest.raises(UsageError) as error:
                 load_checkpoint(find_checkpoint(folder, "last"))
             assert str(folder / "last") in str(error.value) and "\n" not in str(error.value)

@@ -94,6 +94,6 @@ def test_runs_differ_only_in_what_is_computed(trained):
     run, path = trained
     assert config_difference(path, run) is None
     other_root = replace(run, data=replace(run.data, root="elsewhere"))
-    for same in (replace(run, device="cuda", save_seconds=1.0, microbatch=4, recompute_activations=True), other_root):
-        assert config_difference(path, same) is None
+    for other in (replace(run, device="cuda", save_seconds=1.0, microbatch=4, recompute_activations=True), other_root):
+        assert config_difference(path, other) is None
     assert config_difference(path, replace(run, seed=7)) == "seed: 0 -> 7"

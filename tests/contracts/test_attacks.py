@@ -23,8 +23,8 @@ EPS = 0.15
 
 def with_fields(attack, **values):
     """The attack with those of the values for which it has a field."""
-    known = {field.name for field in dataclasses.fields(attack)}
-    return dataclasses.replace(attack, **{name: value for name, value in values.items() if name in known})
+    names = {field.name for field in dataclasses.fields(attack)}
+    return dataclasses.replace(attack, **{name: value for name, value in values.items() if name in names})
 
 
 def modes(name):
@@ -117,8 +117,8 @@ def test_every_attack_in_the_folder_is_listed():
     result = set()
     for module in pkgutil.iter_modules(doubly.attacks.__path__):
         source = importlib.import_module(f"doubly.attacks.{module.name}")
-        own = {c for _, c in inspect.getmembers(source, inspect.isclass) if c.__module__ == source.__name__}
-        result |= {c for c in own if issubclass(c, Attack) and c is not Attack}
+        classes = {c for _, c in inspect.getmembers(source, inspect.isclass) if c.__module__ == source.__name__}
+        result |= {c for c in classes if issubclass(c, Attack) and c is not Attack}
     assert result == set(ATTACKS.values())
 
 

@@ -123,11 +123,11 @@ def test_leaves_modes_gradients_parameters_and_flags_alone(name, values):
 def test_leaves_batch_and_state_alone(name, values):
     method, model = build(name, values), network()
     samples, state = batch(), objective(build(name, values), network()).state
-    kept = {key: value.clone() for key, value in state.items()}
+    copied = {key: value.clone() for key, value in state.items()}
     objective(method, model, samples, state)
     assert all(torch.equal(a, b) for a, b in zip(samples, batch(), strict=True))
     assert not samples.x.requires_grad
-    assert state.keys() == kept.keys() and all(torch.equal(state[key], kept[key]) for key in kept)
+    assert state.keys() == copied.keys() and all(torch.equal(state[key], copied[key]) for key in copied)
 
 
 @each_method

@@ -33,8 +33,8 @@ def network():
 
 
 def test_every_threat_in_the_file_is_listed():
-    own = {kind for kind in subclasses(Threat) - {Threat} if kind.__module__ == Threat.__module__}
-    assert own == set(THREATS.values())
+    listed = {kind for kind in subclasses(Threat) - {Threat} if kind.__module__ == Threat.__module__}
+    assert listed == set(THREATS.values())
     assert len({kind.norm for kind in THREATS.values()}) == len(THREATS)
 
 

@@ -25,8 +25,8 @@ def test_a_single_process_joins_nobody(monkeypatch):
 
 def test_a_process_that_cannot_join_is_told_why(torchrun):
     torchrun.delenv("MASTER_PORT", raising=False)
-    said = r"process 1 of 2 did not reach the others .*MASTER_PORT.*: start them with"
-    with pytest.raises(UsageError, match=said), join_processes():
+    message = r"process 1 of 2 did not reach the others .*MASTER_PORT.*: start them with"
+    with pytest.raises(UsageError, match=message), join_processes():
         pass
     torchrun.setattr(dist, "is_nccl_available", lambda: False)
     for backend in ("gloo", "nccl"):

@@ -46,8 +46,8 @@ def test_at_is_the_mean_loss_at_the_attacked_images(batch):
     for a, b in zip(gradients(result.loss, model), gradients(losses.mean(), twin), strict=True):
         assert torch.allclose(a, b, rtol=1e-6)
     perturbation = AT(ATTACK).perturb(network(), batch, TRAIN_STEP)
-    given = AT(ATTACK).objective(network(), batch, {}, TRAIN_STEP, perturbation)
-    assert torch.equal(given.sample_losses, result.sample_losses)
+    again = AT(ATTACK).objective(network(), batch, {}, TRAIN_STEP, perturbation)
+    assert torch.equal(again.sample_losses, result.sample_losses)
 
 
 def test_standard_is_the_mean_loss_at_the_images(batch):

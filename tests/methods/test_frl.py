@@ -136,8 +136,8 @@ def test_a_class_that_was_not_seen_keeps_its_multiplier_and_is_no_part_of_the_me
     clean, _ = method.updated_multipliers(torch.tensor([[0.1, 0.1, 0.1], [0.0, 0.0, 0.0]]).double(), tally)
     assert clean.tolist() == pytest.approx([0.1 + 0.1 * 0.2, 0.1, 0.1 - 0.1 * 0.2], rel=1e-6)
     nothing = torch.zeros(3, 3).double()
-    kept = torch.tensor([[0.1, 0.2, 0.0], [0.0, 0.0, 0.3]]).double()
-    assert torch.equal(FRL().updated_multipliers(kept, nothing), kept)
+    multipliers = torch.tensor([[0.1, 0.2, 0.0], [0.0, 0.0, 0.3]]).double()
+    assert torch.equal(FRL().updated_multipliers(multipliers, nothing), multipliers)
 
 
 def test_the_errors_of_an_epoch_are_counted_and_move_the_multipliers_when_the_next_begins():

@@ -93,18 +93,18 @@ def test_the_passes_of_standard_training_at_and_done():
 
 
 def test_methods_declare_whether_they_differentiate_twice():
-    once = [
+    single = [
         DONE(implicit="first_order"),
         DONE(implicit="none"),
         FastBAT(curvature=float("inf")),
         FastATGA(strength=0),
         AWP(AT()),
     ]
-    twice = [DONE(), FastBAT(), FastATGA(), AWP(DONE()), AWP(FastATGA())]
-    for method in (*(kind() for kind in METHODS.values()), *once, *twice):
+    double = [DONE(), FastBAT(), FastATGA(), AWP(DONE()), AWP(FastATGA())]
+    for method in (*(kind() for kind in METHODS.values()), *single, *double):
         assert method.needs_second_derivatives == (passes(method).double > 0), method
-    assert all(method.needs_second_derivatives for method in twice)
-    assert not any(method.needs_second_derivatives for method in once)
+    assert all(method.needs_second_derivatives for method in double)
+    assert not any(method.needs_second_derivatives for method in single)
 
 
 def test_parameters_are_frozen_while_attacking():

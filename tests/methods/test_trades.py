@@ -141,13 +141,13 @@ def test_by_default_it_is_as_published_but_for_the_radius():
 
 
 def test_refused_settings_are_allowed_for_an_attack_on_the_cross_entropy():
-    for given in (attack(start="zero"), attack(loss=LogitMargin())):
-        method = TRADES(given, attack_on="cross_entropy")
+    for settings in (attack(start="zero"), attack(loss=LogitMargin())):
+        method = TRADES(settings, attack_on="cross_entropy")
         assert method.objective(network(), data(), {}, TRAIN_STEP).loss.isfinite()
         with pytest.raises(UsageError):
             dataclasses.replace(method, attack_on="kl")
         with pytest.raises(UsageError):
-            given.maximize_divergence(network(), data().x, data().y, TRAIN_STEP.generator("attack"))
+            settings.maximize_divergence(network(), data().x, data().y, TRAIN_STEP.generator("attack"))
 
 
 class Broken(nn.Module):

@@ -37,11 +37,11 @@ def test_any_form_of_data_trains_the_same_network(tiny, adversarial):
 
 
 def test_test_images_are_validated_on_and_a_directory_is_written(tiny, tmp_path, adversarial):
-    given = settings(tiny, test=tiny.splits.test, output=tmp_path)
-    trained = train(tiny.model(), tiny.splits.train, adversarial, **given)
+    options = settings(tiny, test=tiny.splits.test, output=tmp_path)
+    trained = train(tiny.model(), tiny.splits.train, adversarial, **options)
     assert trained.metrics == read_metrics(tmp_path / "metrics.jsonl")
     assert trained.metrics[-1]["validation"]["on"] == "test" and trained.directory == tmp_path
-    again = train(tiny.model(), tiny.splits.train, adversarial, resume=True, **given)
+    again = train(tiny.model(), tiny.splits.train, adversarial, resume=True, **options)
     assert torch.equal(weights(trained.model), weights(again.model))
 
 

@@ -319,7 +319,7 @@ def test_an_error_of_the_network_is_passed_on(tiny):
 
 
 def test_stop_is_asked_after_each_step(tiny):
-    answers, recorder = iter([False, False, True]), Recorder()
+    stops, recorder = iter([False, False, True]), Recorder()
     with pytest.raises(Interrupted, match="stopped at epoch 0, step 3"):
-        tiny.train(tiny.run(), stop=lambda: next(answers), callbacks=[recorder])
+        tiny.train(tiny.run(), stop=lambda: next(stops), callbacks=[recorder])
     assert len(recorder.steps) == 3 and recorder.closed == 1

@@ -160,8 +160,8 @@ def world(request, tmp_path_factory):
 
 
 def test_every_method_is_here():
-    few = [CASES[case][1] for case in FEW]
-    assert {*METHODS.values()} == {type(method) for method in few} and len(FEW) < len(CASES)
+    methods = [CASES[case][1] for case in FEW]
+    assert {*METHODS.values()} == {type(method) for method in methods} and len(FEW) < len(CASES)
 
 
 @pytest.mark.parametrize("case", CASES)
