@@ -108,7 +108,9 @@ def test_negative_curvature_keeps_the_diagonal_solution_and_spares_the_other_sam
 
 def test_no_positive_curvature_gives_zero_and_a_warning_that_says_so():
     b = normal(3, 4)
-    message = r"residual of 1.0e\+00 .*in 2 of 3 systems: inner has no positive curvature .*in 2 of them; .*add curvature"
+    message = (
+        r"residual of 1.0e\+00 .*in 2 of 3 systems: inner has no positive curvature .*in 2 of them; .*add curvature"
+    )
     for curvature in (-1.0, 0.0):
         scale = torch.tensor([[curvature], [2.0], [curvature]], dtype=torch.float64)
         with pytest.warns(SolverWarning, match=message):
