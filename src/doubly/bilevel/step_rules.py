@@ -1,7 +1,7 @@
 """Rules for one step of the inner loop: plain gradient, momentum, sign, normalized, Adam and barrier steps."""
 
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +12,33 @@ from doubly.bilevel.rows import norms, per_row
 State = dict[str, Tensor]  # what a rule remembers from step to step
 
 
-@runtime_checkable
-class StepRule(Protocol):
-    """A rule that turns gradients of the inner function into steps, such as `GradientStep`."""
+class StepRule:
+    """A rule that turns gradients of the inner function into steps; a subclass is a frozen dataclass.
+
+    A subclass implements `step`, and `init` if it remembers something from step to step.
+    """
+
+    needs_box: ClassVar[bool] = False
+    """whether the constraint must be a `Box`, whose barrier the rule follows"""
+    rests_without_gradient: ClassVar[bool] = False
+    """whether a row whose gradient is 0 does not move"""
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The step sizes of the rule, which `scaled` multiplies."""
+        return ()
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same rule with `factor` times the step size.
+
+        Raises:
+            TypeError: If the rule has no step size.
+        """
+        if not self.sizes:
+            raise TypeError(
+                f"{type(self).__name__} has no size, so its steps cannot be scaled: use a step rule with one"
+            )
+        return replace(self, size=factor * self.sizes[0])  # type: ignore[type-var, call-arg]
 
     def init(self, delta: Tensor) -> State:
         """Make the state of the rule before its first step.
@@ -25,7 +49,7 @@ class StepRule(Protocol):
         Returns:
             The state, empty for rules that remember nothing.
         """
-        ...
+        return {}
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
         """Compute one step.
@@ -39,19 +63,27 @@ class StepRule(Protocol):
         Returns:
             The increment of delta, (B, ...), before it is projected, and the new state.
         """
-        ...
+        raise NotImplementedError
+
+
+class SizedStep(StepRule):
+    """A rule with one step size."""
+
+    size: float
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        return (self.size,)
 
 
 @dataclass(frozen=True)
-class GradientStep:
+class GradientStep(SizedStep):
     """Plain gradient step: -size * gradient."""
 
     size: float = 0.1
     """step size alpha"""
 
-    def init(self, delta: Tensor) -> State:
-        """Return the state before the first step."""
-        return {}
+    rests_without_gradient: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
         """Return the increment of delta and the new state."""
@@ -59,7 +91,7 @@ class GradientStep:
 
 
 @dataclass(frozen=True)
-class MomentumStep:
+class MomentumStep(SizedStep):
     """Heavy-ball step: -size * a decaying sum of all gradients so far."""
 
     size: float = 0.1
@@ -78,15 +110,13 @@ class MomentumStep:
 
 
 @dataclass(frozen=True)
-class SignStep:
+class SignStep(SizedStep):
     """Sign step: -size * sign(gradient)."""
 
     size: float = 2 / 255
     """step size alpha"""
 
-    def init(self, delta: Tensor) -> State:
-        """Return the state before the first step."""
-        return {}
+    rests_without_gradient: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
         """Return the increment of delta and the new state."""
@@ -94,15 +124,13 @@ class SignStep:
 
 
 @dataclass(frozen=True)
-class NormalizedStep:
+class NormalizedStep(SizedStep):
     """Step of fixed l2 length along the gradient of each sample: -size * gradient / |gradient|_2."""
 
     size: float = 0.1
     """l2 length of a step"""
 
-    def init(self, delta: Tensor) -> State:
-        """Return the state before the first step."""
-        return {}
+    rests_without_gradient: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
         """Return the increment of delta and the new state."""
@@ -111,7 +139,7 @@ class NormalizedStep:
 
 
 @dataclass(frozen=True)
-class AdamStep:
+class AdamStep(SizedStep):
     """Adam step; the first one nearly equals a sign step of the same size."""
 
     size: float = 2 / 255
@@ -139,13 +167,24 @@ class AdamStep:
 
 
 @dataclass(frozen=True)
-class FirstThen:
+class FirstThen(StepRule):
     """One rule for the first step and another rule for all later steps."""
 
     first: StepRule = field(default_factory=SignStep)
     """rule of the first step"""
     then: StepRule = field(default_factory=GradientStep)
     """rule of all later steps"""
+
+    @property
+    def needs_box(self) -> bool:  # type: ignore[override]
+        return self.first.needs_box or self.then.needs_box
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        return (*self.first.sizes, *self.then.sizes)
+
+    def scaled(self, factor: float) -> Self:
+        return replace(self, first=self.first.scaled(factor), then=self.then.scaled(factor))
 
     def init(self, delta: Tensor) -> State:
         """Return the state before the first step."""
@@ -160,7 +199,7 @@ class FirstThen:
 
 
 @dataclass(frozen=True)
-class BarrierStep:
+class BarrierStep(SizedStep):
     """Gradient step on inner + barrier of a `Box`, divided by 1/size + the curvature of the barrier.
 
     The explicit step is stiff near a face of the box, where the barrier throws delta across the whole box. This step
@@ -175,9 +214,7 @@ class BarrierStep:
     preconditioned: bool = True
     """divide by the curvature; without it this is line 6 of Algorithm 1, which leaves the box near its faces"""
 
-    def init(self, delta: Tensor) -> State:
-        """Return the state before the first step."""
-        return {}
+    needs_box: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
         """Return the increment of delta and the new state.
