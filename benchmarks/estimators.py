@@ -21,8 +21,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from doubly.bilevel import Descent, Diagonal, GradientStep, LogMeanExp, RunningMean, Step, Terms
-from doubly.bilevel import minimize as minimize
+from doubly.bilevel import Descent, Diagonal, GradientStep, LogMeanExp, RunningMean, Step, Terms, minimize
 from doubly.bilevel.composition import Composition, State
 
 ROOT = Path(__file__).parent.parent
@@ -88,13 +87,13 @@ OUTERS = {
 class Scores(NamedTuple):
     """One number per run. Errors are roots of mean squares."""
 
-    travelling: Tensor  # relative error of u, over the first eighth of all steps
+    traveling: Tensor  # relative error of u, over the first eighth of all steps
     settled: Tensor  # the same over the last half of these steps
     gradient: Tensor  # |grad F|, over the last forty
     excess: Tensor  # F - F*, mean over the last forty
 
 
-TITLES = ["error of u, travelling", "error of u, settled", "final ‖∇F‖", "final F - F*"]
+TITLES = ["error of u, traveling", "error of u, settled", "final ‖∇F‖", "final F - F*"]
 
 
 def objective(problem: Any, outer: Outer, theta: Tensor) -> tuple[Tensor, Tensor]:

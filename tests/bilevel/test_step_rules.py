@@ -37,7 +37,29 @@ def test_every_rule_is_listed_and_is_a_rule():
     simple = {GradientStep, MomentumStep, NormalizedStep, SignStep, AdamStep, BarrierStep}
     assert set(STEP_RULES.values()) == {*simple, FirstThen}
     assert all(isinstance(rule(), StepRule) for rule in STEP_RULES.values())
-    assert not isinstance(WholeSpace(), StepRule)
+
+
+def test_a_scaled_rule_has_scaled_sizes_and_is_otherwise_equal():
+    nested = FirstThen(SignStep(0.5), AdamStep(0.25, decay=0.7))
+    for rule in (*(kind() for kind in STEP_RULES.values()), nested):
+        scaled = rule.scaled(2.0)
+        assert scaled.sizes == tuple(2 * size for size in rule.sizes) and rule.sizes
+        assert scaled.scaled(0.5) == rule
+    with pytest.raises(TypeError, match=r"StepRule has no size.*use a step rule with one"):
+        StepRule().scaled(2.0)
+    with pytest.raises(NotImplementedError):
+        StepRule().step(rows(1.0), rows(1.0), WholeSpace(), StepRule().init(rows(1.0)))
+
+
+def test_rules_say_whether_they_rest_without_a_gradient_and_whether_they_need_a_box():
+    delta = torch.full((1, 3), 0.3 * EPS, dtype=torch.float64)
+    for rule in (kind() for kind in STEP_RULES.values()):
+        if rule.rests_without_gradient:
+            increment, _ = rule.step(torch.zeros_like(delta), delta, symmetric_box((1, 3)), rule.init(delta))
+            assert not increment.any(), rule
+    need_box = [BarrierStep(), FirstThen(BarrierStep(), SignStep()), FirstThen(SignStep(), BarrierStep())]
+    assert all(rule.needs_box for rule in need_box)
+    assert not any(rule().needs_box for rule in STEP_RULES.values() if rule is not BarrierStep)
 
 
 def test_gradient_sign_and_normalized_steps_are_their_formulas():
