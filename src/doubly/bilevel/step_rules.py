@@ -38,7 +38,7 @@ class StepRule:
             raise TypeError(
                 f"{type(self).__name__} has no size, so its steps cannot be scaled: use a step rule with one"
             )
-        return replace(self, size=factor * self.sizes[0])  # type: ignore[type-var, call-arg]
+        return replace(self, size=factor * self.sizes[0])  # type: ignore[type-var]
 
     def init(self, delta: Tensor) -> State:
         """Make the state of the rule before its first step.
