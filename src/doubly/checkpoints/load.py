@@ -29,7 +29,7 @@ def other_configuration(path: Path, run: Run) -> str | None:
     """How a run directory differs from this run, but for where its files are and how it is run; None if it does not."""
     saved, config = to_json(load_run(path)), to_json(run)
     for tree in (saved, config):
-        for name in ("device", "save_seconds", "microbatch", "recompute_activations"):
+        for name in ("label", "table", "device", "save_seconds", "microbatch", "recompute_activations"):
             tree.pop(name, None)
         tree["data"].pop("root", None)
     return difference(saved, config)

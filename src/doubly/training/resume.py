@@ -13,7 +13,7 @@ from doubly.distributed import collectives as parallel
 from doubly.distributed.launch import job, restarted
 from doubly.distributed.rank_zero import first
 from doubly.errors import UsageError
-from doubly.rundir import RunDir, lock, truncate_metrics, write_json
+from doubly.rundir import RunDir, lock_run_dir, truncate_metrics, write_json
 from doubly.training.passes import prediction
 from doubly.training.state import Training
 
@@ -26,7 +26,7 @@ def claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool) -> None:
 
 
 def _claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool, restart: bool) -> None:
-    held.enter_context(lock(rundir.path))
+    held.enter_context(lock_run_dir(rundir.path))
     mark = rundir.path / ".job"  # of torchrun, if that is who began it: what it starts anew goes on by itself
     resume = resume or (restart and mark.is_file() and mark.read_text() == job())
     if rundir.config.exists():
