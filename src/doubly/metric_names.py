@@ -54,12 +54,15 @@ METRICS: dict[str, Metric] = {
     for metric in (
         Metric("sa", "SA", "accuracy on clean images", is_main=True),
         Metric("ra_pgd", "RA-PGD", "accuracy under PGD", is_main=True),
-        Metric(
-            "ra_tail_30", "RA-Tail-30", "mean RA-PGD of the weakest 30 % of classes, picked per model", is_main=True
-        ),
+        Metric("ra_tail_30", "RA-Tail-30", "mean RA-PGD of the weakest 30 % of classes of each model", is_main=True),
         Metric("ra_aa", "RA-AA", "accuracy under AutoAttack", is_main=True),
-        Metric("ra_margin", "RA-margin", "accuracy under the same attack on the logit margin"),
-        Metric("ra_margin_tail_30", "margin tail", "mean RA-margin of its weakest 30 % of classes"),
+        Metric(
+            "ra_margin",
+            "RA-margin",
+            "accuracy under the same PGD with the logit margin as its loss; where it is far below RA-PGD, "
+            "RA-PGD is not a reliable measure of robustness",
+        ),
+        Metric("ra_margin_tail_30", "margin tail", "mean RA-margin of the weakest 30 % of classes under that attack"),
         Metric("worst_class", "worst class", "RA-PGD of the weakest class", field="ra_pgd"),
         Metric("loss", "training loss", "mean loss of the training images", ".3g", False, False),
         Metric("weighted_loss", "weighted loss", "the same with the method's weights", ".3g", False, False),

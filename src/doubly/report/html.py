@@ -10,13 +10,14 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from doubly.metric_names import METRICS
 from doubly.report.collect import Comparison
 from doubly.report.figures import INK
 from doubly.report.pictures import Picture
-from doubly.report.protocol import attack_name, flatten
+from doubly.report.protocol import flatten
 from doubly.report.run_result import RunResult
 from doubly.report.summary import summary_sentence
-from doubly.report.tables import Cell, Column, Table, mean_cell
+from doubly.report.tables import COSTS, Cell, Column, Table, mean_cell
 from doubly.text import escape_html, format_radius, format_value
 
 RADII = ("radius", "size", "epsilon")  # ends of names of settings that are printed as 8/255
@@ -45,9 +46,11 @@ class Section:
         return summary_sentence(self.comparison)
 
     @property
-    def attack(self) -> str:
-        """The name of the attack, such as PGD-20."""
-        return attack_name(self.comparison.protocol)
+    def explanations(self) -> dict[str, str]:
+        """What each column of the table is."""
+        columns = [column.name for column in self.table.columns]
+        explanations = {metric.label: metric.explanation for metric in METRICS.values()} | COSTS
+        return {name: explanations[name] for name in columns if name in explanations}
 
     @property
     def classes(self) -> Table:

@@ -16,20 +16,20 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
     seeds = {label: ", ".join(str(run.seed) for run in runs) for label, runs in comparison.methods.items()}
     alike = len(set(seeds.values())) == 1
     which = next(iter(seeds.values())) if alike else "; ".join(f"{label}: {values}" for label, values in seeds.items())
-    spread = "mean ± sd over seeds, " if any(len(runs) > 1 for runs in comparison.methods.values()) else ""
+    spread = ", mean ± sd over seeds" if any(len(runs) > 1 for runs in comparison.methods.values()) else ""
     caption = (
-        f"Percent of n = {comparison.n} test images, {spread}attack {describe(comparison.protocol)}, "
-        f"training seed{'s' if len(comparison.runs) > len(comparison.methods) else ''} {which}."
+        f"Accuracies in percent of n = {comparison.n} test images{spread}. Attack: {describe(comparison.protocol)}. "
+        f"Training seed{'s' if len(comparison.runs) > len(comparison.methods) else ''} {which}."
     )
     repeated = [label for label, runs in comparison.methods.items() if len({run.seed for run in runs}) < len(runs)]
-    others = f"Other runs of {comparison.setting} were measured otherwise ({', '.join(comparison.differences)})"
+    others = f"Other runs of {comparison.setting} were measured differently ({', '.join(comparison.differences)})"
     return (
         caption,
-        *([f"{others}: they stand in another table."] if comparison.differences else []),
+        *([f"{others} and are in another table."] if comparison.differences else []),
         *_autoattack(comparison),
         *_missing_seeds(comparison),
-        *([f"The rows do not share the same seeds: {which}."] if not alike else []),
-        *(f"{label} counts a seed more than once." for label in repeated),
+        *(["The rows have different seeds."] if not alike else []),
+        *(f"{label} has several runs of the same seed." for label in repeated),
         *_budgets(comparison),
         *_machines(comparison),
         *(
@@ -46,7 +46,7 @@ def _autoattack(comparison: Comparison) -> list[str]:
     settings = next(filter(None, map(autoattack_settings, comparison.runs)), None)
     if settings is None:
         return []
-    return [f"RA-AA: all four attacks of AutoAttack on n = {settings['n']} of the images ({settings['reference']})."]
+    return [f"RA-AA: all four attacks of AutoAttack ({settings['reference']}) on n = {settings['n']} of the images."]
 
 
 def _missing_seeds(comparison: Comparison) -> list[str]:
@@ -56,7 +56,7 @@ def _missing_seeds(comparison: Comparison) -> list[str]:
         counts = {label: sum(metric.key in r.evaluation for r in runs) for label, runs in comparison.methods.items()}
         parts = [f"{label} {n} of {len(comparison.methods[label])}" for label, n in counts.items()]
         if any(0 < counts[label] < len(runs) for label, runs in comparison.methods.items()):
-            sentences.append(f"{metric.label} is of some seeds only: {', '.join(parts)}.")
+            sentences.append(f"Only some seeds have {metric.label}: {', '.join(parts)}.")
     return sentences
 
 
@@ -67,7 +67,7 @@ def _budgets(comparison: Comparison) -> list[str]:
         values = {label: format_value(runs[0].choices.get(key)) for label, runs in comparison.methods.items()}
         if len(set(values.values())) > 1:
             differing.append(f"{key} ({', '.join(f'{label}: {value}' for label, value in values.items())})")
-    return [f"The rows differ in {'; '.join(differing)}."] if differing else []
+    return [f"The rows were trained with different settings: {'; '.join(differing)}."] if differing else []
 
 
 def _machines(comparison: Comparison) -> list[str]:
@@ -82,8 +82,10 @@ def _machines(comparison: Comparison) -> list[str]:
         for run in comparison.runs
         if run.epoch_seconds and max(run.epoch_seconds) > 2 * statistics.median(run.epoch_seconds)
     ]
-    sentences = [f"The runs differ in {' and '.join(differing)}: their seconds do not compare."] if differing else []
+    sentences = []
+    if differing:
+        sentences.append(f"The runs differ in {' and '.join(differing)}, so their seconds cannot be compared.")
     if busy:
         some = f"{len(busy)} of {len(comparison.runs)} runs"
-        sentences.append(f"In {some} an epoch took over twice the median one: the machine was shared.")
+        sentences.append(f"In {some}, an epoch took more than twice the median time: the machine was shared.")
     return sentences

@@ -35,48 +35,71 @@ def section_pictures(comparison: Comparison, stem: Path) -> list[Picture]:
     """
     methods, run = comparison.methods, _example_run(comparison)
     run_name = f"{_label(comparison, run)}, seed {run.seed}"
-    seeds = "mean over seeds, bars of one sd" if len(comparison.runs) > len(methods) else "one seed"
+    seeds = (
+        "mean over seeds, error bars of one standard deviation" if len(comparison.runs) > len(methods) else "one seed"
+    )
     wanted: list[tuple[str, str, str, Draw]] = [
         (
             "per_class",
             "Each class under attack",
-            f"Robust accuracy, {_protocol([comparison])}; {seeds}.",
+            f"Accuracy of each class under {_protocol([comparison])}; {seeds}.",
             partial(figures.per_class, methods),
         ),
-        ("pareto", "Weakest classes against average", "Upper right is better.", partial(figures.pareto, methods)),
-        ("cost", "What robustness costs", "Upper left is better.", partial(figures.cost, methods)),
+        (
+            "pareto",
+            "Weakest classes against average",
+            "RA-Tail-30 against RA-PGD; upper right is better.",
+            partial(figures.pareto, methods),
+        ),
+        (
+            "cost",
+            "Accuracy against cost of training",
+            "Each line joins RA-PGD and RA-Tail-30 of a method; upper left is better.",
+            partial(figures.cost, methods),
+        ),
         (
             "epsilon",
-            "Stronger attackers",
-            "Accuracy as the attacker is allowed more; the size of the attack's steps grows with it.",
+            "Larger perturbations",
+            "Accuracy against ε; the step size of the attack is proportional to ε.",
             partial(figures.epsilon_curve, methods),
         ),
         (
             "margin",
             "Weight against margin",
-            f"One point per test image, {run_name}.",
+            f"One point per test image; {run_name}.",
             partial(figures.weight_against_margin, run),
         ),
         (
             "confusion",
-            "What attacked images are taken for",
-            "Counts, summed over seeds; a row per true class.",
+            "Confusion matrices under attack",
+            "Counts, summed over seeds. Rows are true classes, columns are predictions.",
             partial(figures.confusion, {**_main_methods(methods), **methods}),
         ),
         (
             "weights",
-            "Weights that KL-DRO gives to the test images",
-            "Middle half and 5 to 95 % of each class; the line is the paper's threshold of 0.001.",
+            "Weights of KL-DRO on the test images",
+            "Boxes span 25 to 75 % of the images of a class, whiskers 5 to 95 %; line: the paper's threshold, 0.001.",
             partial(figures.weights, _main_methods(methods)),
         ),
         (
             "curves",
-            "Training",
-            f"Bands of one sd over seeds. Accuracies are of a validation of the {_validated_on(comparison)} images.",
+            "Learning curves",
+            "Mean over seeds with a band of one standard deviation. Accuracies are measured on a part of the "
+            f"{_validated_on(comparison)} images.",
             partial(figures.learning_curves, methods),
         ),
-        ("hard", "Hardest images", f"Largest weights, {run_name}.", partial(figures.gallery, run, which="hard")),
-        ("easy", "Easiest images", f"Smallest weights, {run_name}.", partial(figures.gallery, run, which="easy")),
+        (
+            "hard",
+            "Hardest images",
+            f"The images with the largest weights; {run_name}.",
+            partial(figures.gallery, run, which="hard"),
+        ),
+        (
+            "easy",
+            "Easiest images",
+            f"The images with the smallest weights; {run_name}.",
+            partial(figures.gallery, run, which="easy"),
+        ),
     ]
     return _draw(wanted, stem)
 
@@ -85,7 +108,7 @@ def overview_pictures(sides: dict[str, Comparison], stem: Path) -> list[Picture]
     """Draw the classes of settings side by side, for the methods that all of them have (figure 1 of the paper)."""
     shared = [label for label in next(iter(sides.values())).methods if all(label in s.methods for s in sides.values())]
     settings = {name: {label: side.methods[label] for label in shared} for name, side in sides.items()}
-    caption = f"Robust accuracy of the methods that were run on each; {_protocol(sides.values())}."
+    caption = f"Accuracy of each class for the methods that all settings have; {_protocol(sides.values())}."
     draw = partial(figures.per_class_panels, settings)
     return _draw([("per_class", "Each class under attack", caption, draw)], stem) if shared else []
 

@@ -176,5 +176,5 @@ def _remarks(files: RunDir, config: Mapping[str, Any], evaluation: Mapping[str, 
     if epoch is not None and epochs is not None and epoch != epochs:
         remarks.append(f"was measured after epoch {epoch} of {epochs}")
     if files.metrics.is_file() and not files.metrics.read_bytes().endswith(b"\n"):
-        remarks.append("has an unfinished last line in metrics.jsonl, which is passed over")
+        remarks.append("has an unfinished last line in metrics.jsonl, which is ignored")
     return remarks

@@ -10,8 +10,8 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 def summary_sentence(comparison: Comparison) -> str:
     """Return how the weakest classes fare under the best method, compared with adversarial training.
 
-    The best method has the highest RA-Tail-30 of those whose evaluation is not suspicious. A gain is claimed only where
-    it is more than two standard errors.
+    The best method has the highest RA-Tail-30 of those whose evaluation is not suspicious. Differences within two
+    standard errors over seeds are called unclear; where a method has a single seed, the sentence says so.
     """
     tails = {label: _over_seeds(comparison, label, "ra_tail_30") for label in comparison.methods}
     others = [label for label in tails if label != BASELINE] or list(tails)
@@ -19,17 +19,17 @@ def summary_sentence(comparison: Comparison) -> str:
     best = max(trusted or others, key=lambda label: tails[label][0])
     weakest, best_tail = _weakest(comparison), tails[best]
     if BASELINE not in tails or best == BASELINE:
-        return f"With {best} {weakest} in {_percent(best_tail[0])} of attacks."
+        return f"With {best}, {weakest} is {_percent(best_tail[0])}."
     doubtful = [label for label in others if label not in trusted and tails[label][0] >= best_tail[0]]
     baseline_tail, more = tails[BASELINE], _under_autoattack(comparison, best) + _doubt(doubtful)
     if _clearly_above(best_tail, baseline_tail):
         single = [label for label in (best, BASELINE) if len(comparison.methods[label]) == 1]
         caution = f" (one seed of {' and '.join(single)})" if single else ""
         rise = f"up from {_percent(baseline_tail[0])} with {BASELINE}{caution}"
-        return f"With {best} {weakest} in {_percent(best_tail[0])} of attacks, {rise}.{more}"
-    verdict = "fewer than" if _clearly_above(baseline_tail, best_tail) else "not clearly different from"
+        return f"With {best}, {weakest} is {_percent(best_tail[0])}, {rise}.{more}"
+    verdict = "less than" if _clearly_above(baseline_tail, best_tail) else "not clearly different from"
     baseline = f"the {_percent(baseline_tail[0])} with {BASELINE}"
-    return f"With {best} {weakest} in {_percent(best_tail[0])} of attacks, {verdict} {baseline}.{more}"
+    return f"With {best}, {weakest} is {_percent(best_tail[0])}, {verdict} {baseline}.{more}"
 
 
 def _under_autoattack(comparison: Comparison, best: str) -> str:
@@ -37,11 +37,11 @@ def _under_autoattack(comparison: Comparison, best: str) -> str:
     if not all(autoattack_settings(run) for label in (best, BASELINE) for run in comparison.methods[label]):
         return ""
     of_best, of_baseline = (_percent(_over_seeds(comparison, label, "ra_aa")[0]) for label in (best, BASELINE))
-    return f" Under AutoAttack all classes together hold in {of_best}, with {BASELINE} in {of_baseline}."
+    return f" Under AutoAttack, accuracy on all classes is {of_best}, and {of_baseline} with {BASELINE}."
 
 
 def _doubt(labels: list[str]) -> str:
-    return f" Numbers of {' and '.join(labels)} under PGD are suspicious: see below." if labels else ""
+    return f" Accuracies of {' and '.join(labels)} under PGD are suspicious (see the checks below)." if labels else ""
 
 
 def _suspicious(comparison: Comparison, label: str) -> bool:
@@ -62,7 +62,7 @@ def _clearly_above(one: tuple[float, float], other: tuple[float, float]) -> bool
 
 def _weakest(comparison: Comparison) -> str:
     count = len(comparison.runs[0].evaluation["ra_tail_30_classes"])
-    return f"the weakest {_word(count)} of {_word(len(comparison.classes))} classes {'hold' if count > 1 else 'holds'}"
+    return f"accuracy under attack on the weakest {_word(count)} of {_word(len(comparison.classes))} classes"
 
 
 def _word(count: int) -> str:

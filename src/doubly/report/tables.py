@@ -12,6 +12,12 @@ from doubly.report.run_result import RunResult
 from doubly.text import format_mean_sd
 
 MAIN = tuple(metric for metric in METRICS.values() if metric.is_main)
+COSTS = {
+    "seconds": "training time, as the number of epochs times the median epoch",
+    "passes per step": "forward + backward passes through the network for one batch",
+    "predicted": "passes per step as predicted at the start of training",
+    "peak MB": "largest memory use of the process, or of the GPU",
+}
 FURTHER = tuple(metric for metric in METRICS.values() if metric.is_accuracy and not metric.is_main and not metric.field)
 
 

@@ -83,8 +83,8 @@ def _panels(attack: str) -> dict[str, Value]:
         R: METRICS["r"].value,
         LOSS: METRICS["loss"].value,
         f"{METRICS['weight_ess'].label} (share of the batch)": METRICS["weight_ess"].value,
-        "SA on the validation (%)": lambda row: to_percent(row.get("validation", {}).get("sa")),
-        f"RA-PGD on the validation ({attack}, %)": lambda row: to_percent(row.get("validation", {}).get("ra_pgd")),
+        "validation SA (%)": lambda row: to_percent(row.get("validation", {}).get("sa")),
+        f"validation RA-PGD ({attack}, %)": lambda row: to_percent(row.get("validation", {}).get("ra_pgd")),
     }
 
 

@@ -51,7 +51,7 @@ def gallery(run: RunResult, path: Path, which: Literal["easy", "hard"]) -> bool:
             axes.set_xlabel(_caption(saved, index, class_names(run)), fontsize=8.5)
         extreme = "largest" if which == "hard" else "smallest"
         figure.suptitle(
-            f"{shorten(run.method)}, seed {run.seed}: {which} images, the {extreme} weights "
+            f"{shorten(run.method)}, seed {run.seed}: {which} images, {extreme} weights "
             f"at r = {saved['r'].item():g}\nleft clean, right under {attack_of([run])}; the mean weight is 1",
             fontsize=10,
         )
@@ -84,4 +84,4 @@ def _pair(clean: npt.NDArray[Any], attacked: npt.NDArray[Any]) -> npt.NDArray[np
 def _caption(saved: Arrays, index: int, names: list[str]) -> str:
     clean, attacked = (shorten(names[saved[field][index]], 12) for field in ("answers_clean", "answers_attacked"))
     label, weight = shorten(names[saved["labels"][index]]), saved["weights"][index]
-    return f"label {label}\nanswer {clean} → {attacked}\nweight {weight:.2g}"
+    return f"label {label}\nprediction {clean} → {attacked}\nweight {weight:.2g}"

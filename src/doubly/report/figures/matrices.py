@@ -47,7 +47,7 @@ def confusion(results_by_method: ByMethod, path: Path, attack: str = "pgd") -> b
             axes.set_title(shorten(label, int(0.85 * size / LETTER)), loc="left", fontsize=10)
             _label_classes(axes, names, left=place % columns == 0, below=place + columns >= len(drawn))
         more = f"; {len(drawn)} of {len(matrices)} methods" if len(matrices) > len(drawn) else ""
-        figure.supxlabel(f"answer {_under(results_by_method, attack)}{_seeds(drawn)}{more}", fontsize=10)
+        figure.supxlabel(f"prediction {_under(results_by_method, attack)}{_seeds(drawn)}{more}", fontsize=10)
         figure.supylabel("true class", fontsize=10)
         bar = figure.colorbar(image, ax=figure.axes, shrink=0.8, aspect=30, label="share of the true class (%)")
         bar.outline.set_visible(False)

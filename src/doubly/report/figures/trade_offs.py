@@ -19,7 +19,7 @@ Point = tuple[float, float]
 DISTANCES = (7, 11, 18, 27, 38, 52, 70, 92, 120)  # points between a mark and its name that are tried
 FONT_SIZE = 9
 LEADER = {"arrowstyle": "-", "color": INK, "alpha": 0.5, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
-FRONT = "not beaten in both by another method"
+FRONT = "Pareto front"
 # Seconds from which on a unit is used, its length in seconds, its name.
 UNITS = ((3 * 3600, 3600, "h"), (3 * 60, 60, "min"), (0, 1, "s"))
 
@@ -45,7 +45,7 @@ def pareto(results_by_method: ByMethod, path: Path) -> bool:
             axes.plot(x, y, linestyle="", markersize=7.5, zorder=3, **look(index))
         axes.margins(0.12)
         axes.set_xlabel(f"RA-PGD: accuracy under {attack_of(_runs(methods))}, all classes (%)")
-        axes.set_ylabel("RA-Tail-30: its weakest 30 % of classes (%)")
+        axes.set_ylabel("RA-Tail-30: weakest 30 % of classes (%)")
         _label_points(figure, axes, points, crosses)
         return finish(figure, [axes], path, grid="both")
 

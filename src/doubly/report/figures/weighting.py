@@ -29,7 +29,7 @@ MAX_PANELS = 3
 MAX_POINTS = 2000
 THRESHOLD = 0.001  # the paper's
 MIN_WEIGHT = 1e-9  # smaller weights are drawn here, since a logarithmic axis has no zero
-NORMALIZATIONS = {"batch": "sum 1 in a batch of {batch}", "all": "sum 1", "mean_one": "of mean 1"}
+NORMALIZATIONS = {"batch": "sum 1 in a batch of {batch}", "all": "sum 1", "mean_one": "mean 1"}
 Entry = Mapping[str, Any]
 
 
@@ -94,19 +94,19 @@ def weight_against_margin(run: RunResult, path: Path, r: float = 1.0) -> bool:
     unscaled = np.exp((losses - losses.max()) / r)
     weight = np.maximum(unscaled / unscaled.mean(), MIN_WEIGHT)
     drawn = np.sort(np.random.default_rng(0).permutation(len(losses))[:MAX_POINTS])
-    right = margins > 0
+    correct = margins > 0
     with style(path):
         figure = Figure(figsize=(5.4, 3.8), layout="constrained")
         axes = figure.subplots()
-        for chosen, label, color, marker in ((right, "right", COLORS[1], "o"), (~right, "wrong", COLORS[4], "x")):
+        for chosen, label, color, marker in ((correct, "correct", COLORS[1], "o"), (~correct, "wrong", COLORS[4], "x")):
             share = f"{label} under {attack_of([run])}, {chosen.mean():.0%}"
             points = drawn[chosen[drawn]]
             axes.plot(margins[points], weight[points], marker, color=color, markersize=3, alpha=0.6, label=share)
         logarithmic(axes, "y", weight[drawn].min(), weight[drawn].max())
         axes.axvline(0, color=INK, linewidth=0.8)
         part = f"{len(drawn):,} of {len(losses):,} images" if len(drawn) < len(losses) else f"{len(drawn):,} images"
-        axes.set_xlabel(f"margin under attack: logit of the class less the largest other\n({part})")
-        axes.set_ylabel(f"weight at r = {r:g}, of mean 1")
+        axes.set_xlabel(f"logit margin under attack: true class minus largest other\n({part})")
+        axes.set_ylabel(f"weight at r = {r:g} (mean 1)")
         axes.set_title(f"{shorten(run.method)}, seed {run.seed}", loc="left", fontsize=10)
         return finish(figure, [axes], path, grid="both")
 
