@@ -68,7 +68,7 @@ def _methods(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for row in rows:
         if row["failed"]:
-            lines.append(_failed(row, 11))
+            lines.append(_failed(row, 10))
             continue
         passes = f"{row['passes']['forward']:.1f} + {row['passes']['backward']:.1f}"
         numbers = [_spread(row["per_fold"][metric]) for metric in metrics]
