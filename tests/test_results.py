@@ -13,8 +13,8 @@ FILES = {"config.json", "environment.json", "metrics.jsonl", "evaluation.json"}
 def test_the_page_holds_the_tables_of_the_results():
     page = (ROOT / "docs" / "cifar10.md").read_text(encoding="utf-8")
     quoted = page.partition("<!-- table -->\n")[2].partition("\n<!-- end -->")[0]
-    made = "\n".join(map(forms.markdown, Report.of([STUDY]).tables)).replace("### ", "#### ")
-    assert quoted == made.rstrip("\n")
+    tables = "\n".join(map(forms.markdown, Report.of([STUDY]).tables)).replace("### ", "#### ")
+    assert quoted == tables.rstrip("\n")
 
 
 def test_every_run_is_complete_small_and_loads():

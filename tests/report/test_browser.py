@@ -13,22 +13,22 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 ACT = """
 <script>
-const found = {errors: window.errors, sideways: document.documentElement.scrollWidth - innerWidth};
+const result = {errors: window.errors, sideways: document.documentElement.scrollWidth - innerWidth};
 const table = document.querySelector("section table"), column = name =>
   [...table.tHead.rows].at(-1).querySelectorAll("th button").values().find(b => b.textContent === name);
 const shown = place => [...table.tBodies[0].rows].map(row => row.cells[place].textContent);
-found.before = shown(0);
-column("RA-PGD").click(); found.falling = shown(2);
-column("RA-PGD").click(); found.rising = shown(2);
-column("method").click(); column("method").click(); found.names = shown(0);
+result.before = shown(0);
+column("RA-PGD").click(); result.falling = shown(2);
+column("RA-PGD").click(); result.rising = shown(2);
+column("method").click(); column("method").click(); result.names = shown(0);
 const last = () => { column("seconds").click(); return shown(0).at(-1); };
-found.missing = [last(), last()];
+result.missing = [last(), last()];
 document.querySelector(".zoom").click();
-found.open = document.querySelector("dialog").open;
+result.open = document.querySelector("dialog").open;
 const wide = () => document.querySelector("dialog svg").getBoundingClientRect().width, first = wide();
-document.querySelector("dialog [data-zoom]").click(); found.grown = wide() / first;
-document.querySelector("dialog [data-close]").click(); found.closed = !document.querySelector("dialog").open;
-document.body.innerHTML = ""; document.body.dataset.found = JSON.stringify(found);
+document.querySelector("dialog [data-zoom]").click(); result.grown = wide() / first;
+document.querySelector("dialog [data-close]").click(); result.closed = !document.querySelector("dialog").open;
+document.body.innerHTML = ""; document.body.dataset.result = JSON.stringify(result);
 </script>
 """
 LISTEN = "<script>window.errors = []; addEventListener('error', event => window.errors.push(event.message));</script>"
@@ -54,12 +54,12 @@ def test_the_page_works_in_a_browser(page, tmp_path):
     for screen in (["--window-size=1280,900"], ["--window-size=390,900", "--blink-settings=preferredColorScheme=0"]):
         run = subprocess.run([*command, *screen, page.as_uri()], capture_output=True, text=True, timeout=120)
         assert "CONSOLE" not in run.stderr
-        (answer,) = re.findall(r'data-found="([^"]*)"', run.stdout)
-        found = json.loads(answer.replace("&quot;", '"'))
-        assert found["errors"] == [] and found["sideways"] <= 0
-        assert found["before"] == ["AT", "DONE-PGD", "MAIL", "TRADES"] == found["names"]
-        order = [float(cell.split()[0]) for cell in found["falling"]]
+        (answer,) = re.findall(r'data-result="([^"]*)"', run.stdout)
+        result = json.loads(answer.replace("&quot;", '"'))
+        assert result["errors"] == [] and result["sideways"] <= 0
+        assert result["before"] == ["AT", "DONE-PGD", "MAIL", "TRADES"] == result["names"]
+        order = [float(cell.split()[0]) for cell in result["falling"]]
         assert order == sorted(order, reverse=True) and len(set(order)) == 4
-        assert found["rising"] == found["falling"][::-1]
-        assert found["missing"] == ["MAIL", "MAIL"]  # last in both orders
-        assert found["open"] and found["closed"] and found["grown"] > 1.2
+        assert result["rising"] == result["falling"][::-1]
+        assert result["missing"] == ["MAIL", "MAIL"]  # last in both orders
+        assert result["open"] and result["closed"] and result["grown"] > 1.2

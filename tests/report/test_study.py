@@ -55,9 +55,9 @@ def cells(line):
 
 def tables(text):
     """Return every table as rows of cells, which must all be as wide as the header."""
-    found = [[cells(line) for line in part.splitlines()] for part in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)]
-    assert all(len(line) == len(table[0]) for table in found for line in table)
-    return found
+    result = [[cells(line) for line in part.splitlines()] for part in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)]
+    assert all(len(line) == len(table[0]) for table in result for line in table)
+    return result
 
 
 def test_mean_and_deviation_of_the_folds(results):
@@ -87,22 +87,22 @@ def test_a_table_per_comparison_its_differences_and_the_searches(results):
 
 def test_a_failed_row_gives_its_escaped_reason_and_leaves_the_others(results):
     sentence = "epoch 3, step 1: the losses: 5 of 128 values are NaN | <b>\nlast is a_b/c_d, [see](http://x) `ls` \\"
-    index = next(i for i, found in enumerate(results["rows"]) if found["table"] == "short" and found["label"] != "at")
+    index = next(i for i, old in enumerate(results["rows"]) if old["table"] == "short" and old["label"] != "at")
     results["rows"][index] = {"table": "short", "label": "done_pgd", "failed": [sentence, "another"]}
     results["differences"] = [d for d in results["differences"] if d["table"] != "short"]
     text = study_markdown(results)
     short = next(table for table in tables(text) if any("failed" in cell for line in table for cell in line))
     assert short[2][0] == "at" and short[3][0] == "done_pgd" and short[3][2:] == [""] * 5
-    said = short[3][1]
-    assert said.startswith("failed in 2 folds: epoch 3, step 1: the losses: 5 of 128 values are NaN")
-    assert not re.search(r"(?<!\\)[|<>\[\]`_]", said)  # neither cells, nor tags, nor links, nor code
-    assert re.sub(r"\\(.)", r"\1", said).endswith("NaN | <b> last is a_b/c_d, [see](http://x) `ls` \\")
+    reason = short[3][1]
+    assert reason.startswith("failed in 2 folds: epoch 3, step 1: the losses: 5 of 128 values are NaN")
+    assert not re.search(r"(?<!\\)[|<>\[\]`_]", reason)  # neither cells, nor tags, nor links, nor code
+    assert re.sub(r"\\(.)", r"\1", reason).endswith("NaN | <b> last is a_b/c_d, [see](http://x) `ls` \\")
     assert len(tables(text)) == 2 * len(TITLES)  # nothing to compare in that one
 
 
 def test_a_table_of_failed_rows_is_still_a_table(results):
-    for place, found in enumerate(results["rows"]):
-        results["rows"][place] = {"table": found["table"], "label": found["label"], "failed": ["the disk was full"]}
+    for place, old in enumerate(results["rows"]):
+        results["rows"][place] = {"table": old["table"], "label": old["label"], "failed": ["the disk was full"]}
     results["differences"] = []
     text = study_markdown(results)
     assert text.count("failed in 1 folds: the disk was full") == 2 * len(TITLES)

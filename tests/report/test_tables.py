@@ -81,10 +81,10 @@ def test_every_output_format_holds_the_numbers(table):
 def test_names_from_data_are_escaped_in_every_output_format(make_run):
     names = ["a|b\n<script>", "%&_#$", "[bold]", "\x1b[2J", "=1+1", "*x*"]
     cells = [Cell(name) for name in names]
-    made = tables.Table("t", (Column("a"), Column("b")), tuple(zip(cells[::2], cells[1::2], strict=True)))
-    assert "| a\\|b \\<script\\> | %&\\_#$ |" in forms.markdown(made)
-    assert r"a|b \textless{}script\textgreater{} & \%\&\_\#\$ \\" in forms.latex(made)
-    shown = printed_text(made, 100)
+    result = tables.Table("t", (Column("a"), Column("b")), tuple(zip(cells[::2], cells[1::2], strict=True)))
+    assert "| a\\|b \\<script\\> | %&\\_#$ |" in forms.markdown(result)
+    assert r"a|b \textless{}script\textgreater{} & \%\&\_\#\$ \\" in forms.latex(result)
+    shown = printed_text(result, 100)
     assert "[bold]" in shown and "%&_#$" in shown and "\x1b" not in shown
     worst = by_name(table_of([make_run(classes=names[4:5])]))["worst class"]
     sheet = forms.csv([tables.Table("t", (Column("worst class"),), ((worst,),))])
@@ -104,10 +104,10 @@ def test_predicted_passes_stand_beside_counted_ones(make_run):
     runs = [make_run(), make_run(name="digits.imbalanced.fat"), make_run(name="digits.imbalanced.old")]
     for path, predicted in zip(runs, ({"passes_forward": 11, "passes_backward": 11.0}, "damaged"), strict=False):
         change(path, "environment.json", predicted=predicted)
-    made = table_of(runs)
-    names = [column.name for column in made.columns]
+    result = table_of(runs)
+    names = [column.name for column in result.columns]
     assert names.index("predicted") == names.index("passes per step") + 1
-    assert [by_name(made, row)["predicted"].text for row in range(3)] == ["11.0 + 11.0", "-", "-"]
+    assert [by_name(result, row)["predicted"].text for row in range(3)] == ["11.0 + 11.0", "-", "-"]
 
 
 def test_notes_say_how_numbers_were_measured_and_why_rows_may_not_compare(make_run):
@@ -217,12 +217,12 @@ def test_settings_stand_side_by_side(make_run):
 
     names = ["cifar10.small.at", "cifar10.small.done_pgd", "cifar10.imbalanced.small.at", "digits.at"]
     ((title, sides),) = layouts(*names).items()
-    made = tables.side_by_side(title, sides)
-    assert made.title == "Table 1: CIFAR-10, small scale"
-    assert made.groups == [("", 1), ("balanced", 3), ("imbalanced", 3)]
-    assert [[cell.text for cell in row][4:] for row in made.rows][1] == ["-"] * 3  # DONE was run on one of them
-    assert any(note.startswith("Imbalanced: Accuracies in percent of n = 400") for note in made.notes)
-    assert r"\multicolumn{3}{c}{imbalanced}" in forms.latex(made) and "| balanced SA |" in forms.markdown(made)
+    result = tables.side_by_side(title, sides)
+    assert result.title == "Table 1: CIFAR-10, small scale"
+    assert result.groups == [("", 1), ("balanced", 3), ("imbalanced", 3)]
+    assert [[cell.text for cell in row][4:] for row in result.rows][1] == ["-"] * 3  # DONE was run on one of them
+    assert any(note.startswith("Imbalanced: Accuracies in percent of n = 400") for note in result.notes)
+    assert r"\multicolumn{3}{c}{imbalanced}" in forms.latex(result) and "| balanced SA |" in forms.markdown(result)
     fast = layouts("cifar10.small.fast_at", "cifar10.small.done_fast", table="fast")
     assert list(fast) == ["Table 4: CIFAR-10, fast setting, small scale"]
     assert list(layouts("digits.at", "digits.imbalanced.at")) == ["digits"]

@@ -11,7 +11,7 @@ from doubly.report.protocol import describe
 from doubly.report.run_result import RunResult
 from doubly.rundir import RunDir
 
-Draw = Callable[[Path], bool]
+Wanted = tuple[str, str, str, Callable[[Path], bool]]  # name of the file, title, caption, function that draws
 WIDE = ("per_class", "confusion", "weights", "curves")
 MAIN_METHOD = "DONE"  # beginning of the labels that are shown where there is no room for all methods
 
@@ -33,12 +33,25 @@ def section_pictures(comparison: Comparison, stem: Path) -> list[Picture]:
         comparison: The runs.
         stem: Path of the files without the name of the figure and the ending.
     """
-    methods, run = comparison.methods, _example_run(comparison)
-    run_name = f"{_label(comparison, run)}, seed {run.seed}"
+    return _draw([*_accuracy_figures(comparison), *_sample_figures(comparison)], stem)
+
+
+def overview_pictures(sides: dict[str, Comparison], stem: Path) -> list[Picture]:
+    """Draw the classes of settings side by side, for the methods that all of them have (figure 1 of the paper)."""
+    shared = [label for label in next(iter(sides.values())).methods if all(label in s.methods for s in sides.values())]
+    settings = {name: {label: side.methods[label] for label in shared} for name, side in sides.items()}
+    caption = f"Accuracy of each class for the methods that all settings have; {_protocol(sides.values())}."
+    draw = partial(figures.per_class_panels, settings)
+    return _draw([("per_class", "Each class under attack", caption, draw)], stem) if shared else []
+
+
+def _accuracy_figures(comparison: Comparison) -> list[Wanted]:
+    """Return the figures of accuracies: by class, by cost and by size of the perturbation."""
+    methods = comparison.methods
     seeds = (
         "mean over seeds, error bars of one standard deviation" if len(comparison.runs) > len(methods) else "one seed"
     )
-    wanted: list[tuple[str, str, str, Draw]] = [
+    return [
         (
             "per_class",
             "Each class under attack",
@@ -63,6 +76,14 @@ def section_pictures(comparison: Comparison, stem: Path) -> list[Picture]:
             "Accuracy against ε; the step size of the attack is proportional to ε.",
             partial(figures.epsilon_curve, methods),
         ),
+    ]
+
+
+def _sample_figures(comparison: Comparison) -> list[Wanted]:
+    """Return the figures of predictions, weights and training, and single images of one run."""
+    methods, run = comparison.methods, _example_run(comparison)
+    run_name = f"{_label(comparison, run)}, seed {run.seed}"
+    return [
         (
             "margin",
             "Weight against margin",
@@ -101,19 +122,9 @@ def section_pictures(comparison: Comparison, stem: Path) -> list[Picture]:
             partial(figures.gallery, run, which="easy"),
         ),
     ]
-    return _draw(wanted, stem)
 
 
-def overview_pictures(sides: dict[str, Comparison], stem: Path) -> list[Picture]:
-    """Draw the classes of settings side by side, for the methods that all of them have (figure 1 of the paper)."""
-    shared = [label for label in next(iter(sides.values())).methods if all(label in s.methods for s in sides.values())]
-    settings = {name: {label: side.methods[label] for label in shared} for name, side in sides.items()}
-    caption = f"Accuracy of each class for the methods that all settings have; {_protocol(sides.values())}."
-    draw = partial(figures.per_class_panels, settings)
-    return _draw([("per_class", "Each class under attack", caption, draw)], stem) if shared else []
-
-
-def _draw(wanted: Sequence[tuple[str, str, str, Draw]], stem: Path) -> list[Picture]:
+def _draw(wanted: Sequence[Wanted], stem: Path) -> list[Picture]:
     pictures = []
     for name, title, caption, draw in wanted:
         path = stem.with_name(f"{stem.name}-{name}")
