@@ -12,7 +12,7 @@ from doubly.rundir import (
     RunDir,
     append_metrics,
     is_run,
-    lock_run_dir,
+    lock_directory,
     read_json,
     read_metrics,
     read_tree,
@@ -25,8 +25,8 @@ from doubly.rundir import (
 HOLD = """
 import sys, time
 from pathlib import Path
-from doubly.rundir import lock_run_dir
-with lock_run_dir(Path(sys.argv[1])):
+from doubly.rundir import lock_directory
+with lock_directory(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -108,21 +108,21 @@ def test_truncate_drops_later_epochs_and_the_half_line_so_that_appending_is_safe
 
 
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
-    with holder(tmp_path) as process, pytest.raises(UsageError) as refusal, lock_run_dir(tmp_path):
+    with holder(tmp_path) as process, pytest.raises(UsageError) as refusal, lock_directory(tmp_path):
         pass
     message = f"in use by another run (process {process.pid}); wait for it or choose another --output"
     assert message in str(refusal.value)
-    with lock_run_dir(tmp_path):
+    with lock_directory(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
 def test_the_lock_is_released_after_an_error_and_a_file_cannot_be_locked(tmp_path):
-    with pytest.raises(KeyError), lock_run_dir(tmp_path / "new"):
+    with pytest.raises(KeyError), lock_directory(tmp_path / "new"):
         raise KeyError
-    with lock_run_dir(tmp_path / "new"), pytest.raises(UsageError), lock_run_dir(tmp_path / "new"):
+    with lock_directory(tmp_path / "new"), pytest.raises(UsageError), lock_directory(tmp_path / "new"):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="file"), lock_run_dir(tmp_path / "file"):
+    with pytest.raises(UsageError, match="file"), lock_directory(tmp_path / "file"):
         pass
 
 

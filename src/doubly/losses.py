@@ -1,11 +1,12 @@
-"""Per-sample losses of logits: what an attack increases and a method decreases.
+"""Losses of each sample: what an attack increases and a method decreases.
 
-A plain loss looks at one set of logits. A paired loss compares those of the attacked images with those of the clean
-ones, both of which depend on the network: AT and DONE take either kind, attacks only plain ones.
+A plain loss takes one set of logits. A paired loss compares the logits of the attacked images with those of the clean
+ones: AT and DONE take either kind, attacks only plain ones.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,38 +15,73 @@ from torch import Tensor
 from doubly.errors import UsageError
 
 
-@runtime_checkable
-class Loss(Protocol):
+class Loss:
+    """A loss of one set of logits; a subclass is a frozen dataclass."""
+
+    needs_clean_logits: ClassVar[bool] = False
+    """whether the loss compares with the logits of the clean images"""
+
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
-        """(B, classes), (B,) -> (B,)"""
-        ...
+        """Return the loss of each sample, (B,), from logits (B, classes) and labels (B,)."""
+        raise NotImplementedError
 
 
-class Parts(NamedTuple):
-    """A paired loss is the sum of the two."""
+class LossParts(NamedTuple):
+    """A paired loss is the sum of two parts, each (B,)."""
 
-    reweighted: Tensor  # (B,), what MAIL's weights multiply
-    rest: Tensor  # (B,)
+    reweighted: Tensor  # what MAIL's weights multiply
+    rest: Tensor
 
 
-@runtime_checkable
-class PairedLoss(Loss, Protocol):
-    """A loss that cannot do without `clean`. Only those who look for `parts` know to hand it over."""
+class PairedLoss(Loss):
+    """A loss that compares the logits of attacked and clean images."""
+
+    needs_clean_logits: ClassVar[bool] = True
 
     def __call__(self, logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
-        """Logits of the attacked images, labels, logits of the clean images -> (B,)"""
-        ...
+        """Return the loss of each sample.
 
-    def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> Parts: ...
+        Args:
+            logits: Logits of the attacked images.
+            y: Labels.
+            clean: Logits of the clean images.
+
+        Raises:
+            UsageError: If `clean` is missing.
+        """
+        if clean is None:
+            raise _unpaired(self, "the caller")
+        reweighted, rest = self.parts(logits, y, clean)
+        return reweighted + rest
+
+    def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> LossParts:
+        """Return the two parts whose sum is the loss."""
+        raise NotImplementedError
 
 
 def check_plain(loss: Loss, owner: str) -> None:
-    """Refuses a paired loss where nobody hands over clean logits."""
-    if isinstance(loss, PairedLoss):
+    """Refuse a paired loss where only one set of logits is known.
+
+    Raises:
+        UsageError: If the loss needs the clean logits.
+    """
+    if needs_clean_logits(loss):
         raise _unpaired(loss, owner)
 
 
-def _unpaired(loss: PairedLoss, owner: str) -> UsageError:
+def needs_clean_logits(loss: Loss) -> bool:
+    """Return whether a loss needs the clean logits; a plain function does not."""
+    return isinstance(loss, Loss) and loss.needs_clean_logits
+
+
+def sample_losses(loss: Loss, logits: Tensor, y: Tensor, clean_logits: Callable[[], Tensor]) -> Tensor:
+    """Return the loss of each sample, and compute the clean logits only where the loss needs them."""
+    if isinstance(loss, PairedLoss):
+        return loss(logits, y, clean_logits())
+    return loss(logits, y)
+
+
+def _unpaired(loss: Loss, owner: str) -> UsageError:
     return UsageError(
         f"{owner} knows one set of logits, but {type(loss).__name__} compares those of attacked and clean images: "
         "give it to AT or DONE as their loss, and use CrossEntropy or LogitMargin here"
@@ -53,12 +89,12 @@ def _unpaired(loss: PairedLoss, owner: str) -> UsageError:
 
 
 def _precise(logits: Tensor) -> Tensor:
-    """float32 or better, also under autocast."""
+    """Return the logits in float32 or better, also under autocast."""
     return logits if logits.dtype is torch.float64 else logits.float()
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(Loss):
     """-log softmax(z)_y."""
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -66,32 +102,32 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
-class LogitMargin:
-    """max_{j != y} z_j - z_y: positive once the sample is misclassified; does not saturate as the probabilities do."""
+class LogitMargin(Loss):
+    """max_{j != y} z_j - z_y: positive once the sample is misclassified; it does not saturate as probabilities do."""
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         logits = _precise(logits)
-        truth = logits.gather(1, y[:, None]).squeeze(1)
+        label_logit = logits.gather(1, y[:, None]).squeeze(1)
         others = logits.scatter(1, y[:, None], float("-inf"))
-        return others.amax(1) - truth
+        return others.amax(1) - label_logit
 
 
 def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
-    """p_y - max_{j != y} p_j, in [-1, 1], (B,): negative once the sample is misclassified (MAIL, WMMR)."""
+    """Return p_y - max_{j != y} p_j of each sample, in [-1, 1]; negative once it is misclassified."""
     probabilities = _precise(logits).softmax(1)
-    truth = probabilities.gather(1, y[:, None]).squeeze(1)
+    label_probability = probabilities.gather(1, y[:, None]).squeeze(1)
     others = probabilities.scatter(1, y[:, None], 0.0)
-    return truth - others.amax(1)
+    return label_probability - others.amax(1)
 
 
 def kl_divergence(logits: Tensor, others: Tensor) -> Tensor:
-    """KL(p || q) of p = softmax(logits) and q = softmax(others), (B,); its gradient flows through both."""
+    """Return KL(p || q) of p = softmax(logits) and q = softmax(others), (B,); the gradient flows through both."""
     log_p, log_q = _precise(logits).log_softmax(1), _precise(others).log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 @dataclass(frozen=True)
-class TradesLoss:
+class TradesLoss(PairedLoss):
     """CE(clean) + beta KL(p_clean || p_attacked), the loss of TRADES (Zhang et al. 2019)."""
 
     beta: float = 6.0
@@ -100,15 +136,12 @@ class TradesLoss:
     def __post_init__(self) -> None:
         _check_beta(self.beta)
 
-    def __call__(self, logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
-        return _both(self, logits, y, clean)
-
-    def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> Parts:
-        return Parts(self.beta * kl_divergence(clean, logits), CrossEntropy()(clean, y))
+    def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> LossParts:
+        return LossParts(self.beta * kl_divergence(clean, logits), CrossEntropy()(clean, y))
 
 
 @dataclass(frozen=True)
-class MartLoss:
+class MartLoss(PairedLoss):
     """BCE(attacked) + beta KL(p_clean || p_attacked) (1 - p_clean,y), the loss of MART (Wang et al. 2020).
 
     BCE = -log p_y - log(1 - max_{j != y} p_j). The constants that keep the logarithm and the factor positive are
@@ -123,22 +156,12 @@ class MartLoss:
     def __post_init__(self) -> None:
         _check_beta(self.beta)
 
-    def __call__(self, logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
-        return _both(self, logits, y, clean)
-
-    def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> Parts:
-        rival = _precise(logits).softmax(1).scatter(1, y[:, None], 0.0).amax(1)
-        boosted = CrossEntropy()(logits, y) - (1.0001 - rival + 1e-12).log()
+    def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> LossParts:
+        runner_up = _precise(logits).softmax(1).scatter(1, y[:, None], 0.0).amax(1)
+        boosted = CrossEntropy()(logits, y) - (1.0001 - runner_up + 1e-12).log()
         doubt = 1.0000001 - _precise(clean).softmax(1).gather(1, y[:, None]).squeeze(1)
         doubt = doubt.detach() if self.detached else doubt
-        return Parts(boosted, self.beta * kl_divergence(clean, logits) * doubt)
-
-
-def _both(loss: PairedLoss, logits: Tensor, y: Tensor, clean: Tensor | None) -> Tensor:
-    if clean is None:
-        raise _unpaired(loss, "the caller")
-    reweighted, rest = loss.parts(logits, y, clean)
-    return reweighted + rest
+        return LossParts(boosted, self.beta * kl_divergence(clean, logits) * doubt)
 
 
 def _check_beta(beta: float) -> None:
@@ -146,7 +169,7 @@ def _check_beta(beta: float) -> None:
         raise UsageError(f"beta weighs a divergence and must be a number from 0 on, got {beta:g}")
 
 
-LOSSES: dict[str, type] = {
+LOSSES: dict[str, type[Loss]] = {
     "cross_entropy": CrossEntropy,
     "logit_margin": LogitMargin,
     "trades": TradesLoss,

@@ -160,7 +160,7 @@ def truncate_metrics(path: Path, epoch: int) -> None:
 
 
 @contextmanager
-def lock_run_dir(path: Path) -> Iterator[None]:
+def lock_directory(path: Path) -> Iterator[None]:
     """Create the directory and keep other processes from training in it while the context lasts.
 
     The operating system releases the lock when the process ends, even after `kill -9`.

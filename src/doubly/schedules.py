@@ -1,31 +1,45 @@
-"""Values that change over training, as data. Each maps progress in [0,1) to a number."""
+"""Values that change over training. A schedule maps the share of training done, in [0, 1), to a number."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
 
 from doubly.errors import UsageError
 
 
-@runtime_checkable
-class Schedule(Protocol):
-    def at(self, progress: float) -> float: ...
+class Schedule:
+    """A value over training; a subclass is a frozen dataclass."""
+
+    def at(self, progress: float) -> float:
+        """Return the value at a share of training in [0, 1)."""
+        raise NotImplementedError
+
+    def values_taken(self) -> Sequence[float]:
+        """Return the values that the schedule takes, at every percent of training where they are not listed."""
+        return [self.at(percent / 100) for percent in range(100)]
 
 
 @dataclass(frozen=True)
-class Constant:
-    """The same value all along."""
+class Constant(Schedule):
+    """The same value throughout training."""
 
     value: float = 0.1
 
     def at(self, progress: float) -> float:
         return self.value
 
+    def values_taken(self) -> Sequence[float]:
+        return (self.value,)
+
 
 @dataclass(frozen=True)
-class Piecewise:
-    """`values[k]` from share `boundaries[k-1]` of training on; shares fit any number of epochs."""
+class Piecewise(Schedule):
+    """`values[k]` from share `boundaries[k-1]` of training on; shares fit any number of epochs.
+
+    Raises:
+        UsageError: If the number of boundaries does not fit, or a stage would never be reached.
+    """
 
     values: tuple[float, ...] = (0.1, 0.01, 0.001)
     """one value per stage"""
@@ -47,10 +61,17 @@ class Piecewise:
     def at(self, progress: float) -> float:
         return self.values[bisect_right(self.boundaries, progress)]
 
+    def values_taken(self) -> Sequence[float]:
+        return self.values
+
 
 @dataclass(frozen=True)
-class Cyclic:
-    """Linear from 0 up to `peak` at share `turn` of training, then linear down to 0, per iteration (A15)."""
+class Cyclic(Schedule):
+    """Linear from 0 up to `peak` at share `turn` of training, then linear down to 0; it changes in every step.
+
+    Raises:
+        UsageError: If `turn` does not lie inside (0, 1).
+    """
 
     peak: float = 0.2
     """highest value"""
@@ -65,4 +86,4 @@ class Cyclic:
         return self.peak * min(progress / self.turn, (1 - progress) / (1 - self.turn))
 
 
-SCHEDULES: dict[str, type] = {"constant": Constant, "piecewise": Piecewise, "cyclic": Cyclic}
+SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "piecewise": Piecewise, "cyclic": Cyclic}

@@ -1,35 +1,87 @@
-"""What the attacker may do: the set of perturbations allowed around each image, cut to the image range [0,1]."""
+"""What an attacker may do: the perturbations allowed around each image, within the image range [0, 1]."""
 
+import math
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from doubly.bilevel.ball import Ball
-from doubly.bilevel.box import Box
-from doubly.bilevel.face import flat
-from doubly.bilevel.inner import Constraint
+from doubly.bilevel import Ball, Box, Constraint, NormalizedStep, SignStep, StepRule
+from doubly.bilevel.rows import flat
 from doubly.errors import UsageError
 
+TOLERANCE = 1e-6  # for rounding, of the radius and of the image range
 
-@runtime_checkable
-class Threat(Protocol):
-    def around(self, x: Tensor) -> Constraint: ...
 
-    def scaled(self, share: float) -> "Threat":
-        """The same threat with `share` of its radius."""
-        ...
+class Threat:
+    """What an attacker may do: the perturbations allowed around an image, within the image range [0, 1].
+
+    A subclass is a frozen dataclass. A new norm is one subclass in threat.py and one line in its table THREATS.
+    """
+
+    norm: ClassVar[str]
+    """name of the norm, as AutoAttack writes it"""
+    max_radius: ClassVar[float] = float("inf")
+    """largest radius that makes sense"""
+    has_barrier: ClassVar[bool] = False
+    """whether `box` returns the set with a log-barrier, which DONE's implicit term needs"""
+    radius: float
+
+    def around(self, x: Tensor) -> Constraint:
+        """Return the set of allowed perturbations of each image in `x`."""
+        raise NotImplementedError
+
+    def box(self, x: Tensor) -> Box:
+        """Return the same set as a box with a log-barrier.
+
+        Raises:
+            UsageError: If the set is not a box.
+        """
+        raise UsageError(f"{type(self).__name__} is not a box and has no barrier: use LinfBall")
+
+    def length(self, delta: Tensor) -> Tensor:
+        """Return the norm of each perturbation, (B,)."""
+        raise NotImplementedError
+
+    def step_rule(self, size: float) -> StepRule:
+        """Return the usual attack step of this size: the steepest one in this norm."""
+        raise NotImplementedError
+
+    def unbounded(self, x: Tensor) -> Self:
+        """Return the same threat with a radius that allows any image of the shape of those in `x`."""
+        raise NotImplementedError
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same threat with `factor` times the radius."""
+        return replace(self, radius=factor * self.radius)  # type: ignore[type-var]  # subclasses are dataclasses
+
+    def clip_gray_levels(self, levels: Tensor, clean: Tensor) -> Tensor:
+        """Move attacked images in gray levels (0 to 255) back inside the threat, where rounding moved them out.
+
+        Args:
+            levels: Attacked images, rounded to whole gray levels.
+            clean: The clean images in [0, 1].
+        """
+        return levels
 
 
 @dataclass(frozen=True)
-class LinfBall:
-    """|delta|_inf <= radius and x + delta in [0,1]; the paper's threat."""
+class LinfBall(Threat):
+    """Every pixel may change by at most `radius`; the paper's threat.
+
+    Raises:
+        UsageError: If the radius is not in (0, 1] or the barrier is not positive.
+    """
 
     radius: float = 8 / 255
     """epsilon, a fraction of the image range"""
     barrier: float = 1e-6
-    """c, strength of the log-barrier that DONE puts on this set (A6)"""
+    """strength c of the log-barrier that DONE puts on this set; larger values keep attacks further from the faces"""
+
+    norm: ClassVar[str] = "Linf"
+    max_radius: ClassVar[float] = 1.0
+    has_barrier: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.radius <= 1:
@@ -39,52 +91,68 @@ class LinfBall:
         if not self.barrier > 0:
             raise UsageError(f"the strength of the barrier must be positive, got {self.barrier:g}")
 
-    def scaled(self, share: float) -> "LinfBall":
-        return replace(self, radius=share * self.radius)
-
-    def length(self, delta: Tensor) -> Tensor:
-        """(B,), in the norm of the ball."""
-        return flat(delta).norm(torch.inf, dim=1)  # type: ignore[no-any-return]
-
     def around(self, x: Tensor) -> Box:
         return Box((-x).clamp(min=-self.radius), (1 - x).clamp(max=self.radius), self.barrier)
 
+    def box(self, x: Tensor) -> Box:
+        return self.around(x)
+
+    def length(self, delta: Tensor) -> Tensor:
+        return flat(delta).norm(torch.inf, dim=1)  # type: ignore[no-any-return]
+
+    def step_rule(self, size: float) -> SignStep:
+        return SignStep(size)
+
+    def unbounded(self, x: Tensor) -> Self:
+        return replace(self, radius=1.0)
+
+    def clip_gray_levels(self, levels: Tensor, clean: Tensor) -> Tensor:
+        tolerance = 1e-4  # of a gray level: 8/255 is eight levels in float32 as well
+        low, high = (clean - self.radius) * 255, (clean + self.radius) * 255
+        return torch.minimum(torch.maximum(levels, (low - tolerance).ceil()), (high + tolerance).floor())
+
 
 @dataclass(frozen=True)
-class L2Ball:
-    """|delta|_2 <= radius and x + delta in [0,1]. No barrier: for evaluation, and training without implicit term."""
+class L2Ball(Threat):
+    """The Euclidean length of the perturbation is at most `radius`.
+
+    It has no barrier: for evaluation, and for training without DONE's implicit term.
+
+    Raises:
+        UsageError: If the radius is not positive and finite.
+    """
 
     radius: float = 0.5
     """epsilon, a fraction of the image range"""
+
+    norm: ClassVar[str] = "L2"
 
     def __post_init__(self) -> None:
         if not 0 < self.radius < float("inf"):
             raise UsageError(f"epsilon must be positive and finite, got {self.radius:g}: 0.5 is usual on CIFAR-10")
 
-    def scaled(self, share: float) -> "L2Ball":
-        return replace(self, radius=share * self.radius)
-
-    def length(self, delta: Tensor) -> Tensor:
-        """(B,), in the norm of the ball."""
-        return flat(delta).norm(2, dim=1)  # type: ignore[no-any-return]
-
     def around(self, x: Tensor) -> Ball:
         return Ball(self.radius, Box(-x, 1 - x))
 
+    def length(self, delta: Tensor) -> Tensor:
+        return flat(delta).norm(2, dim=1)  # type: ignore[no-any-return]
 
-NormBall = LinfBall | L2Ball  # what has a radius that an attack can be judged by
-SLACK = 1e-6  # of rounding, of the radius and of the image range
+    def step_rule(self, size: float) -> NormalizedStep:
+        return NormalizedStep(size)
+
+    def unbounded(self, x: Tensor) -> Self:
+        return replace(self, radius=math.sqrt(x[0].numel()))
 
 
-def holds(ball: NormBall, delta: Tensor) -> Tensor:
-    """Whether delta lies in the ball, but for rounding, (B,)."""
-    return ball.length(delta) <= ball.radius * (1 + SLACK) + SLACK
+THREATS: dict[str, type[Threat]] = {"linf": LinfBall, "l2": L2Ball}
+
+
+def is_inside(threat: Threat, delta: Tensor) -> Tensor:
+    """Return whether each perturbation lies within the radius, up to rounding, (B,)."""
+    return threat.length(delta) <= threat.radius * (1 + TOLERANCE) + TOLERANCE
 
 
 def is_image(x: Tensor) -> Tensor:
-    """Whether all pixels lie in [0,1], (B,); NaN does not."""
+    """Return whether all pixels of each image lie in [0, 1], (B,); NaN does not."""
     rows = flat(x)
     return (rows.amin(1) >= 0) & (rows.amax(1) <= 1)
-
-
-THREATS: dict[str, type] = {"linf": LinfBall, "l2": L2Ball}

@@ -1,65 +1,93 @@
-"""The vocabulary: a dataset gives a `Batch`, a method turns it into an `Objective`, the loop steps."""
+"""The data that flow through training: batches, objectives, perturbations, and where training stands."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from doubly import seeding
+from doubly.distributed.collectives import SINGLE_PROCESS, Communicator
+from doubly.seeding import BatchGenerator, Rows
 
-State = dict[str, Tensor]  # what a part remembers; goes into the checkpoint as it is
+State = dict[str, Tensor]  # what a method remembers between batches; saved in the checkpoint as it is
 
 
 class Batch(NamedTuple):
-    """Images in [0,1], their labels, and their positions in the source's set."""
+    """Images with their labels.
 
-    x: Tensor  # (B, C, H, W)
-    y: Tensor  # (B,)
-    ids: Tensor = torch.empty(0, dtype=torch.int64)  # (B,); only methods that remember samples need them
+    Attributes:
+        x: Images in [0, 1], (B, C, H, W).
+        y: Labels, (B,).
+        ids: Positions of the images in their dataset, (B,); only methods that remember samples need them.
+    """
+
+    x: Tensor
+    y: Tensor
+    ids: Tensor = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a method makes of a batch: `loss.backward()` gives the update direction, the rest is for the record."""
+    """What a method makes of a batch: `loss.backward()` gives the update direction, the rest is recorded.
 
-    loss: Tensor  # ()
-    sample_losses: Tensor  # (B,) detached
-    weights: Tensor  # (B,) detached; 1 everywhere for plain averages
-    logits: Tensor  # (B, classes) detached
+    Attributes:
+        loss: The number to differentiate, ().
+        sample_losses: Loss of each sample, (B,), detached.
+        weights: Weight of each sample, (B,), detached; 1 everywhere for plain averages.
+        logits: Logits of the images that were trained on, (B, classes), detached.
+        state: The method's state after this batch.
+        record: Further numbers, each (), averaged over the epoch.
+    """
+
+    loss: Tensor
+    sample_losses: Tensor
+    weights: Tensor
+    logits: Tensor
     state: State
-    record: dict[str, Tensor] = field(default_factory=dict)  # further numbers, each (), averaged into the epoch's line
+    record: dict[str, Tensor] = field(default_factory=dict)
 
 
 class TrainStep(NamedTuple):
-    """Where training stands, and the randomness that belongs to this step."""
+    """Where training stands, with the random numbers and the processes of this step.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        step: Number of the step in the epoch, from 0.
+        progress: Share of training done, in [0, 1).
+        seed: Seed of the run.
+        communicator: The processes that share the global batch.
+        rows: Where the rows of this batch lie in the global batch; None if it is the global batch.
+        stream: Number of this batch among those that processes and microbatches split a global batch into; dropout
+            draws other numbers in each.
+    """
 
     epoch: int = 0
     step: int = 0
-    progress: float = 0.0  # share of training done, in [0,1)
+    progress: float = 0.0
     seed: int = 0
+    communicator: Communicator = SINGLE_PROCESS
+    rows: Rows | None = None
+    stream: int = 0
 
-    def generator(self, purpose: str) -> torch.Generator:
-        return seeding.generator(self.seed, self.epoch, self.step, purpose)
+    def generator(self, purpose: str) -> BatchGenerator:
+        """Return the random numbers of this step for one purpose, such as "attack"."""
+        return BatchGenerator(seeding.generator(self.seed, self.epoch, self.step, purpose), self.rows)
+
+    def network_rng(self) -> AbstractContextManager[None]:
+        """Seed torch's global generators inside, which dropout draws from, and restore the caller's afterwards."""
+        purpose = "network" if self.stream == 0 else f"network/{self.stream}"
+        return seeding.global_generators(seeding.derived_seed(self.seed, self.epoch, self.step, purpose))
 
 
-@runtime_checkable
-class Attack(Protocol):
-    """Returns delta, inside the threat's set around x."""
+class Perturbation(NamedTuple):
+    """What an attack found for a batch.
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor: ...
+    Attributes:
+        delta: The perturbations.
+        values: Further values per sample that the method took from the attack.
+    """
 
-
-@runtime_checkable
-class Method(Protocol):
-    """A way to train: the objective of one batch, and what it remembers between batches."""
-
-    def init(self, counts: Tensor | None = None) -> State:
-        """What it remembers before the first batch. `counts`: training images per class, for methods that need them."""
-        ...
-
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective: ...
-
-    def sampling(self, state: State) -> Tensor | None:
-        """Class probabilities for the loader (class-level online learning), or None for one pass over the data."""
-        ...
+    delta: Tensor
+    values: dict[str, Tensor] = {}  # noqa: RUF012 - never changed

@@ -39,7 +39,7 @@ def turned(attack, part, model, x, y, warn=silent):
 
 
 def distance(model, x, y, ball):
-    """From each image to the nearest boundary of a linear network, in closed form."""
+    """From each image to the suggestion boundary of a linear network, in closed form."""
     weight, logits = model[1].weight.detach(), model(x).detach()
     dual = 1 if ball is LinfBall else 2
     lead = logits.gather(1, y[:, None]) - logits

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from doubly.attacks import FGSM, PGD
-from doubly.bilevel import AdamStep, BarrierStep, GradientStep, NormalisedStep, SignStep
+from doubly.bilevel import AdamStep, BarrierStep, GradientStep, NormalizedStep, SignStep
 from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import CrossEntropy, LogitMargin
 from doubly.threat import L2Ball, LinfBall
@@ -89,14 +89,14 @@ def inner_batch():
 @pytest.mark.parametrize("start", ["zero", "uniform"])
 def test_an_l2_attack_has_the_losses_of_foolbox_step_by_step(smooth, inner_batch, start):
     x, y = inner_batch
-    begin = PGD(L2Ball(0.4), 0, NormalisedStep(0.15), start)(smooth, x, y, seeded())
+    begin = PGD(L2Ball(0.4), 0, NormalizedStep(0.15), start)(smooth, x, y, seeded())
     assert (begin.abs().max() > 0) == (start == "uniform")
     theirs = foolbox.PyTorchModel(smooth, bounds=(0, 1), device="cpu")
     previous = -torch.inf
     for steps in range(1, 9):
         attack = from_start(foolbox.attacks.L2PGD)(begin, steps=steps, abs_stepsize=0.15)
         expected = attack.run(theirs, x, foolbox.criteria.Misclassification(y), epsilon=0.4) - x
-        found = PGD(L2Ball(0.4), steps, NormalisedStep(0.15), start)(smooth, x, y, seeded())
+        found = PGD(L2Ball(0.4), steps, NormalizedStep(0.15), start)(smooth, x, y, seeded())
         ours, others = (losses(smooth, x, y, delta) for delta in (found, expected))
         assert torch.allclose(ours, others, atol=1e-5) and torch.allclose(found, expected, atol=1e-5)
         assert ours.mean() > previous - 1e-4

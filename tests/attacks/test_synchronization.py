@@ -6,13 +6,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from doubly.attacks import FGSM, NFGSM, PGD
-from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, MomentumStep, NormalisedStep, SignStep
+from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, MomentumStep, NormalizedStep, SignStep
 from doubly.losses import LOSSES, PairedLoss
 from doubly.methods import AT, DONE, GAIRAT, TRADES
 from doubly.types import Batch, TrainStep
 
 WAITS = {"_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "_unique2", "allclose", "item"}
-RULES = [SignStep(), GradientStep(), NormalisedStep(), MomentumStep(), AdamStep(), BarrierStep(), FirstThen()]
+RULES = [SignStep(), GradientStep(), NormalizedStep(), MomentumStep(), AdamStep(), BarrierStep(), FirstThen()]
 X, Y = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 4
 
 

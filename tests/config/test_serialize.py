@@ -65,7 +65,7 @@ def test_every_node_says_its_kind_and_hides_nothing(name):
 
 
 @pytest.mark.parametrize(
-    ("path", "key", "nearest"),
+    ("path", "key", "suggestion"),
     [
         ("", "epoch", "epochs"),
         ("method", "temprature", "temperature"),
@@ -74,9 +74,9 @@ def test_every_node_says_its_kind_and_hides_nothing(name):
         ("optimizer.lr", "peek", "peak"),
     ],
 )
-def test_an_unknown_key_names_the_place_and_the_nearest_valid_one(path, key, nearest):
+def test_an_unknown_key_names_the_place_and_the_nearest_valid_one(path, key, suggestion):
     text = refusal(changed(f"{path}.{key}".lstrip("."), 1))
-    assert f"'{key}'" in text and f"did you mean '{nearest}'" in text
+    assert f"'{key}'" in text and f"did you mean '{suggestion}'" in text
     assert text.startswith(f"config.{path} " if path else "config ")
 
 
@@ -86,12 +86,12 @@ def test_a_key_like_nothing_gets_the_list():
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "nearest"),
+    ("path", "kind", "suggestion"),
     [("method", "method.doen", "method.done"), ("model", "model.smallcnn", "model.small_cnn"), ("data", "dat", "data")],
 )
-def test_an_unknown_kind_names_the_nearest(path, kind, nearest):
+def test_an_unknown_kind_names_the_nearest(path, kind, suggestion):
     text = refusal(changed(path, {"kind": kind}))
-    assert f"config.{path}" in text and f"did you mean '{nearest}'" in text
+    assert f"config.{path}" in text and f"did you mean '{suggestion}'" in text
 
 
 @pytest.mark.parametrize(

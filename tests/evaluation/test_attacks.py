@@ -4,7 +4,7 @@ import pytest
 
 from doubly.attacks import FGSM, PGD
 from doubly.attacks.autoattack import QUICK, STANDARD, AutoAttack
-from doubly.bilevel import NormalisedStep, SignStep
+from doubly.bilevel import NormalizedStep, SignStep
 from doubly.errors import UsageError
 from doubly.evaluation.attacks import NAMES, chosen, pgd20
 from doubly.losses import CrossEntropy, LogitMargin
@@ -23,7 +23,7 @@ class _Hidden(Mine): ...
 
 @pytest.mark.parametrize(
     ("threat", "rule"),
-    [(LinfBall(8 / 255), SignStep(2 / 255)), (LinfBall(0.3), SignStep(0.075)), (L2Ball(0.5), NormalisedStep(0.125))],
+    [(LinfBall(8 / 255), SignStep(2 / 255)), (LinfBall(0.3), SignStep(0.075)), (L2Ball(0.5), NormalizedStep(0.125))],
 )
 def test_pgd_is_that_of_the_paper(threat, rule):
     found = pgd20(threat)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from doubly.attacks import FGSM, NFGSM, PGD
-from doubly.bilevel import NormalisedStep, SignStep
+from doubly.bilevel import NormalizedStep, SignStep
 from doubly.data import Images
 from doubly.errors import NonFiniteError, UsageError
 from doubly.evaluation.predict import answers
@@ -115,7 +115,7 @@ def test_kept_images_are_those_that_were_asked_for(chunk):
         (Shift(0.9, LinfBall(1.0)), 11, 0.9),
         (Shift(-0.9, LinfBall(1.0)), 11, 0.9),
         (PGD5, 0, 1.0),
-        (PGD(L2Ball(0.2), 5, NormalisedStep(0.1)), 0, 1.0),
+        (PGD(L2Ball(0.2), 5, NormalizedStep(0.1)), 0, 1.0),
     ],
 )
 def test_attacked_images_are_checked_again(attack, outside, largest):

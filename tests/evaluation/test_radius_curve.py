@@ -12,7 +12,7 @@ from doubly.bilevel import (
     FirstThen,
     GradientStep,
     MomentumStep,
-    NormalisedStep,
+    NormalizedStep,
     SignStep,
 )
 from doubly.data import Images
@@ -97,7 +97,7 @@ def test_on_all_images_the_draws_are_those_of_the_evaluation():
 
 @pytest.mark.parametrize(
     "rule",
-    [SignStep(), AdamStep(), MomentumStep(), FirstThen(), BarrierStep(), NormalisedStep(), GradientStep()],
+    [SignStep(), AdamStep(), MomentumStep(), FirstThen(), BarrierStep(), NormalizedStep(), GradientStep()],
     ids=lambda rule: type(rule).__name__,
 )
 def test_any_step_that_has_a_size_will_do(rule):

@@ -8,7 +8,7 @@ from torch import nn
 
 from doubly.attacks import FGSM, PGD
 from doubly.attacks.autoattack import AutoAttack
-from doubly.bilevel import NormalisedStep, SignStep
+from doubly.bilevel import NormalizedStep, SignStep
 from doubly.evaluation import trust
 from doubly.evaluation.api import evaluate
 from doubly.evaluation.result import EvalResult
@@ -262,5 +262,5 @@ def test_a_panel_of_nothing_is_not_fine():
 
 
 def test_an_l2_attack_is_probed_with_l2_steps():
-    found = validate(Threshold(), *near(), PGD(L2Ball(0.2), 5, NormalisedStep(0.05)))
+    found = validate(Threshold(), *near(), PGD(L2Ball(0.2), 5, NormalizedStep(0.05)))
     assert {line.verdict for line in found.values()} == {"fine"}

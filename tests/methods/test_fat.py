@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from doubly.attacks import PGD
-from doubly.bilevel import AdamStep, BarrierStep, GradientStep, MomentumStep, NormalisedStep, SignStep
+from doubly.bilevel import AdamStep, BarrierStep, GradientStep, MomentumStep, NormalizedStep, SignStep
 from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import LogitMargin, TradesLoss
@@ -193,7 +193,7 @@ def test_samples_keep_their_order():
     assert len(set(taken.tolist())) > 3
 
 
-@pytest.mark.parametrize("rule", [SignStep(SIZE), GradientStep(0.3), NormalisedStep(0.2)])
+@pytest.mark.parametrize("rule", [SignStep(SIZE), GradientStep(0.3), NormalizedStep(0.2)])
 @pytest.mark.parametrize("threat", [LinfBall(RADIUS), L2Ball(0.8)])
 @pytest.mark.parametrize("tau", [0, 2])
 def test_who_leaves_the_batch_is_where_it_would_be_had_it_stayed(tau, rule, threat):

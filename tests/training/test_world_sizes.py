@@ -17,11 +17,11 @@ from torch import nn
 
 from doubly import AT, DONE, PGD, LinfBall
 from doubly.attacks import FGSM, NFGSM
-from doubly.bilevel import BarrierStep, NormalisedStep, SignStep
+from doubly.bilevel import BarrierStep, NormalizedStep, SignStep
 from doubly.config.run import SGD, Data, Run, Validation
 from doubly.config.user_code import GivenData, GivenModel
 from doubly.data import Images, Splits
-from doubly.data.augment import PadCropFlip
+from doubly.data.augmentation import PadCropFlip
 from doubly.errors import Interrupted, UsageError
 from doubly.losses import TradesLoss
 from doubly.methods import AWP, CFOL, FAT, FRL, GAIRAT, MAIL, MART, METHODS, TRADES, WMMR, FastATGA, FastBAT, Standard
@@ -56,7 +56,7 @@ METHODS_HERE = {
     "done, gd": DONE(PGD(BALL, 2, BarrierStep(5.0))),
     "done, first order": DONE(ATTACK, implicit="first_order", cap=3.0, damping=100.0),
     "done, full curvature": DONE(ATTACK, curvature="full"),
-    "done, no term": DONE(PGD(BALL, 2, NormalisedStep(0.1)), implicit="none", divergence="cvar", cap=2.0),
+    "done, no term": DONE(PGD(BALL, 2, NormalizedStep(0.1)), implicit="none", divergence="cvar", cap=2.0),
     "done, trades": DONE(ATTACK, loss=TradesLoss(2.0)),
     "awp": AWP(AT(ATTACK), 0.01),
     "awp, done": AWP(DONE(ATTACK, cap=3.0), 0.01),

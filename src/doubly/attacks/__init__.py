@@ -1,34 +1,35 @@
-"""Attacks are values: called with (model, x, y, generator) they return delta. `ATTACKS` lists them."""
+"""Attacks: called with (model, x, y, generator) they return delta. `ATTACKS` lists them by name."""
 
-from doubly.attacks.cached import CachedAttack
+from doubly.attacks.attack import Attack
 from doubly.attacks.fgsm import FGSM
 from doubly.attacks.mode import (
-    attacked,
-    clean_pass,
-    device_of,
-    draws,
-    evaluating,
-    parameters_frozen,
-    repeating,
-    statistics_frozen,
+    attack_context,
+    clean_logits,
+    eval_mode,
+    frozen_parameters,
+    frozen_statistics,
+    model_device,
+    replay_rng,
+    rng_state,
 )
 from doubly.attacks.n_fgsm import NFGSM
-from doubly.attacks.pgd import PGD
+from doubly.attacks.pgd import PGD, MarginPGD
 
-ATTACKS: dict[str, type] = {"pgd": PGD, "fgsm": FGSM, "n_fgsm": NFGSM}
+ATTACKS: dict[str, type[Attack]] = {"pgd": PGD, "margin": MarginPGD, "fgsm": FGSM, "n_fgsm": NFGSM}
 
 __all__ = [
     "ATTACKS",
     "FGSM",
     "NFGSM",
     "PGD",
-    "CachedAttack",
-    "attacked",
-    "clean_pass",
-    "device_of",
-    "draws",
-    "evaluating",
-    "parameters_frozen",
-    "repeating",
-    "statistics_frozen",
+    "Attack",
+    "MarginPGD",
+    "attack_context",
+    "clean_logits",
+    "eval_mode",
+    "frozen_parameters",
+    "frozen_statistics",
+    "model_device",
+    "replay_rng",
+    "rng_state",
 ]

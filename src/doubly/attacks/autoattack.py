@@ -1,7 +1,7 @@
-"""AutoAttack (Croce and Hein 2020): the attacks of `pyautoattack`, its reference, one at a time on one batch.
+"""AutoAttack (Croce and Hein 2020): the attacks of the reference package `pyautoattack`, one at a time on one batch.
 
-Only the attacks are the reference's. Which samples they run on, and what is remembered, is `evaluation.driver`.
-Generators and trace function are as they were. The caller freezes the parameters: FAB would leave gradients on them.
+Which samples they run on, and what is saved, is decided in `evaluation.autoattack`. Global generators and the trace
+function are restored. The caller freezes the parameters, since FAB would leave gradients on them.
 """
 
 import re
@@ -15,33 +15,39 @@ import torch
 from torch import Tensor
 
 from doubly.errors import UsageError
-from doubly.threat import LinfBall, NormBall
+from doubly.threat import LinfBall, Threat
 
 Part = Literal["apgd-ce", "apgd-t", "fab-t", "square"]
 Predict = Callable[[Tensor], Tensor]
 STANDARD: tuple[Part, ...] = ("apgd-ce", "apgd-t", "fab-t", "square")
-QUICK: tuple[Part, ...] = ("apgd-ce", "apgd-t")  # gradients alone: hours less, and another label
+QUICK: tuple[Part, ...] = ("apgd-ce", "apgd-t")  # gradient attacks only: much faster, under another label
+ENSEMBLES: dict[str, tuple[Part, ...]] = {"autoattack": STANDARD, "quick": QUICK}  # by the name in an evaluation
+NORMS = ("Linf", "L2")  # that the reference supports here
 
 
 @dataclass(frozen=True)
 class AutoAttack:
-    """The standard ensemble within an l-infinity or l2 ball; anything less has another label than RA-AA."""
+    """The standard ensemble of four attacks within an l-infinity or l2 ball.
 
-    threat: NormBall = field(default_factory=LinfBall)
+    Raises:
+        UsageError: If the norm is not supported, the parts are unknown or repeated, or a number is below 1.
+    """
+
+    threat: Threat = field(default_factory=LinfBall)
     """what the attacker may do"""
     parts: tuple[Part, ...] = STANDARD
-    """attacks, in this order, each on the samples that still stand"""
+    """attacks, in this order, each on the samples that no attack before it has broken"""
     iterations: int = 100
-    """of APGD and of FAB, for each target"""
+    """iterations of APGD, and of FAB for each target"""
     targets: int = 9
-    """classes that APGD-T and FAB-T try; fewer where there are fewer"""
+    """number of classes that APGD-T and FAB-T try; fewer where there are fewer"""
     queries: int = 5000
-    """of Square"""
+    """queries of Square"""
     seed: int = 0
-    """set anew for each attack on each batch, as the reference does"""
+    """seed of the random numbers, set again for each attack on each batch as the reference does"""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threat, NormBall):
+        if self.threat.norm not in NORMS:
             raise UsageError(f"AutoAttack knows l-infinity and l2 balls, got {type(self.threat).__name__}")
         unknown = [part for part in self.parts if part not in STANDARD]
         if unknown or not self.parts or len(set(self.parts)) < len(self.parts):
@@ -51,7 +57,7 @@ class AutoAttack:
 
     @property
     def label(self) -> str:
-        """RA-AA is the whole ensemble as it is defined and nothing else."""
+        """The name of its accuracy: RA-AA for the whole ensemble with its standard numbers, another otherwise."""
         if (self.iterations, self.targets, self.queries) == (100, 9, 5000):
             if self.parts == STANDARD:
                 return "RA-AA"
@@ -62,29 +68,29 @@ class AutoAttack:
 
     @property
     def name(self) -> str:
-        """Of its answers in a result: autoattack is the whole alone."""
+        """The name of its predictions in a result: autoattack for the whole ensemble only."""
         return {"RA-AA": "autoattack", "RA-APGD": "apgd"}.get(self.label, "autoattack_in_part")
 
-    @property
-    def norm(self) -> str:
-        return "Linf" if isinstance(self.threat, LinfBall) else "L2"
-
     def substitutions(self, classes: int) -> list[str]:
-        """Where few classes make the definition impossible, what stands in its place (methods.md 6.2)."""
-        said, targeted = [], {"apgd-t", "fab-t"} & set(self.parts)
+        """Return sentences about what replaces the standard definition where there are too few classes for it."""
+        sentences, targeted = [], {"apgd-t", "fab-t"} & set(self.parts)
         if targeted and classes - 1 < self.targets:
-            said.append(f"{classes - 1} targets instead of {self.targets}, since there are {classes} classes")
+            sentences.append(f"{classes - 1} targets instead of {self.targets}, since there are {classes} classes")
         if "apgd-t" in self.parts and classes == 3:
-            said.append(
+            sentences.append(
                 "the loss of APGD-T is (z_t - z_y) / (z_1 - (z_2 + z_3) / 2), since the targeted DLR needs 4 classes"
             )
         if "apgd-t" in self.parts and classes == 2:
-            said.append("the loss of APGD-T is the margin z_t - z_y, since the DLR needs 3 classes")
-        return said
+            sentences.append("the loss of APGD-T is the margin z_t - z_y, since the DLR needs 3 classes")
+        return sentences
 
     def check(self, size: tuple[int, ...]) -> None:
-        """Refuses images, of this height and width, that the reference cannot attack."""
-        if "square" in self.parts and self.norm == "L2" and min(size) < 5:
+        """Refuse images of a height and width that the reference cannot attack.
+
+        Raises:
+            UsageError: If Square would run on images smaller than 5 x 5 pixels in an l2 ball.
+        """
+        if "square" in self.parts and self.threat.norm == "L2" and min(size) < 5:
             raise UsageError(
                 f"Square within an l2 ball needs images of at least 5 x 5 pixels, got {size}: use quick, or an "
                 "l-infinity ball"
@@ -93,18 +99,33 @@ class AutoAttack:
     def perturb(
         self, part: Part, predict: Predict, x: Tensor, y: Tensor, classes: int, warn: Callable[[str], None]
     ) -> Tensor:
-        """The images as `part` leaves them; those that it could not turn come back as they were."""
-        with _generators_kept(x), torch.no_grad():
-            found: Tensor = self._made(part, predict, x.device, classes, _Listener(warn)).perturb(x.clone(), y)
-        return found.detach()
+        """Attack images with one part of the ensemble.
 
-    def _made(self, part: Part, predict: Predict, device: torch.device, classes: int, logger: "_Listener") -> Any:
+        Args:
+            part: Which attack.
+            predict: The network, or a faster form of it.
+            x: Images in [0, 1].
+            y: Their labels.
+            classes: Number of classes.
+            warn: Called with each warning of the reference.
+
+        Returns:
+            The attacked images; those that the attack could not break come back unchanged.
+        """
+        with _restored_generators(x), torch.no_grad():
+            attack = self._reference_attack(part, predict, x.device, classes, _WarningLogger(warn))
+            attacked: Tensor = attack.perturb(x.clone(), y)
+        return attacked.detach()
+
+    def _reference_attack(
+        self, part: Part, predict: Predict, device: torch.device, classes: int, logger: "_WarningLogger"
+    ) -> Any:
         from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
         from pyautoattack.fab_pt import FABAttack_PT
         from pyautoattack.square import SquareAttack
 
         common: dict[str, Any] = {
-            "norm": self.norm,
+            "norm": self.threat.norm,
             "eps": self.threat.radius,
             "seed": self.seed,
             "verbose": False,
@@ -121,60 +142,61 @@ class AutoAttack:
             predict, n_iter=self.iterations, eot_iter=1, rho=0.75, n_target_classes=targets, logger=logger, **common
         )
         if classes <= 3:
-            attack.dlr_loss_targeted = lambda logits, y: _few_classes(logits, y, attack.y_target)
+            attack.dlr_loss_targeted = lambda logits, y: _loss_for_few_classes(logits, y, attack.y_target)
         return attack
 
 
-def _few_classes(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+def _loss_for_few_classes(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     rows = torch.arange(len(y), device=y.device)
     margin = logits[rows, target] - logits[rows, y]
     if logits.shape[1] == 2:
         return margin
-    # Over z_1 - z_3 it would be -1, without a gradient, wherever y is the likeliest class and the target the least.
+    # Divided by z_1 - z_3 it would be -1, without a gradient, wherever y is the likeliest class and the target the least.
     ordered = logits.sort(dim=1)[0]
     return margin / (ordered[:, -1] - 0.5 * (ordered[:, -2] + ordered[:, -3]) + 1e-12)
 
 
-def _generators_kept(x: Tensor) -> AbstractContextManager[None]:
-    """torch's generators, which the reference reseeds, are after it as before."""
+def _restored_generators(x: Tensor) -> AbstractContextManager[None]:
+    """Restore torch's global generators, which the reference reseeds."""
     return torch.random.fork_rng(devices=[x.device] if x.is_cuda else [])
 
 
 def reference_version() -> str:
+    """Return name and version of the reference package."""
     import pyautoattack
 
     return f"pyautoattack {pyautoattack.__version__}"
 
 
 def warnings_about(model: Predict, x: Tensor, y: Tensor) -> list[str]:
-    """What the reference says of a network before it attacks: random, probabilities, or derivatives in its forward."""
+    """Return the reference's warnings about a network: randomness, probabilities, or derivatives in its forward."""
     from pyautoattack import checks
 
-    said: list[str] = []
-    tracing, listener = sys.gettrace(), _Listener(said.append)
+    warnings: list[str] = []
+    tracing, logger = sys.gettrace(), _WarningLogger(warnings.append)
     try:
-        with _generators_kept(x), torch.no_grad():
-            checks.check_randomized(model, x, y, bs=len(x), logger=listener)
-            checks.check_range_output(model, x, logger=listener)
+        with _restored_generators(x), torch.no_grad():
+            checks.check_randomized(model, x, y, bs=len(x), logger=logger)
+            checks.check_range_output(model, x, logger=logger)
             checks.funcs.update(dict.fromkeys(checks.funcs, 0))  # counts of an earlier network
-            checks.check_dynamic(model, x, False, logger=listener)
+            checks.check_dynamic(model, x, False, logger=logger)
     finally:
         sys.settrace(tracing)
         checks.funcs.update(dict.fromkeys(checks.funcs, 0))
-    return said
+    return warnings
 
 
 def warnings_after(accuracies: dict[str, float]) -> list[str]:
-    """What the reference says when Square lowers the accuracy that the attacks with gradients left."""
+    """Return the reference's warning if Square lowered the accuracy that the gradient attacks left."""
     from pyautoattack import checks
 
-    said: list[str] = []
-    checks.check_square_sr(accuracies, logger=_Listener(said.append))
-    return said
+    warnings: list[str] = []
+    checks.check_square_sr(accuracies, logger=_WarningLogger(warnings.append))
+    return warnings
 
 
-class _Listener:
-    """Takes the place of the logger that the reference speaks to."""
+class _WarningLogger:
+    """The logger that the reference is given: it passes warnings on and drops the rest."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self.warn = warn

@@ -1,22 +1,27 @@
-"""The fast gradient sign method: one sign step, from the image or from a random start (Fast-AT's attack)."""
+"""FGSM, the fast gradient sign method: one step, from the image or from a random start (Fast-AT's attack)."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from doubly.attacks.attack import Attack
 from doubly.attacks.forward import Mode
 from doubly.attacks.pgd import PGD, Start
-from doubly.bilevel import SignStep
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.threat import LinfBall
+from doubly.seeding import BatchGenerator
+from doubly.threat import LinfBall, Threat
 
 
 @dataclass(frozen=True)
-class FGSM:
-    """One sign step of `reach` times the radius."""
+class FGSM(Attack):
+    """One step of `reach` times the radius, the steepest in the norm of the threat: a sign step for LinfBall.
 
-    threat: LinfBall = field(default_factory=LinfBall)
+    Raises:
+        UsageError: If the loss compares with clean logits.
+    """
+
+    threat: Threat = field(default_factory=LinfBall)
     """what the attacker may do"""
     reach: float = 1.0
     """step size as a multiple of epsilon; 1.25 with a uniform start is Fast-AT"""
@@ -30,11 +35,7 @@ class FGSM:
     def __post_init__(self) -> None:
         check_plain(self.loss, "an attack")
 
-    def scaled(self, share: float) -> "FGSM":
-        """The attack within `share` of the radius."""
-        return replace(self, threat=self.threat.scaled(share))
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        rule = SignStep(self.reach * self.threat.radius)
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+        rule = self.threat.step_rule(self.reach * self.threat.radius)
         attack = PGD(self.threat, 1, rule, self.start, loss=self.loss, attack_mode=self.attack_mode)
         return attack(model, x, y, generator)

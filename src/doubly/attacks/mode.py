@@ -1,25 +1,26 @@
-"""The state a model is in while it is attacked, and the promise that it comes back as it was."""
+"""The state a network is in while it is attacked; each context manager leaves it as it was found."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from doubly.attacks.forward import Mode
-from doubly.attacks.half import gradients_kept
+from doubly.attacks.half import scaled_gradients
 from doubly.seeding import forked
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Where the network's first tensor is; the CPU for one without any."""
+def model_device(model: nn.Module) -> torch.device:
+    """Return the device of the network's first tensor; the CPU for a network without tensors."""
     return next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; the mode of each submodule is restored after."""
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put the network into evaluation mode inside; the mode of each submodule is restored afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -30,9 +31,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def statistics_frozen(model: nn.Module) -> Iterator[None]:
-    """Normalization layers in training mode use the batch's statistics inside, but do not remember them."""
-    tracking = [m for m in model.modules() if getattr(m, "track_running_stats", False)]
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep running statistics unchanged inside; normalization layers in training mode still use the batch's."""
+    tracking = [module for module in model.modules() if getattr(module, "track_running_stats", False)]
     for module in tracking:
         module.track_running_stats = False  # type: ignore[assignment]
     try:
@@ -42,53 +43,63 @@ def statistics_frozen(model: nn.Module) -> Iterator[None]:
             module.track_running_stats = True  # type: ignore[assignment]
 
 
-def clean_pass(model: nn.Module, x: Tensor) -> Tensor:
-    """Logits of the clean images beside those of the attacked ones, which alone batch norm remembers."""
-    with statistics_frozen(model):
-        logits: Tensor = model(x)
-    return logits
-
-
-def draws() -> tuple[Tensor, Tensor | None]:
-    """Where the global generators stand, for `repeating`."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-
-
 @contextmanager
-def repeating(stand: tuple[Tensor, Tensor | None]) -> Iterator[None]:
-    """Dropout draws inside what it drew from `stand` on; after, the global generators go on as if nothing had been."""
-    with forked():
-        torch.set_rng_state(stand[0])
-        if stand[1] is not None:
-            torch.cuda.set_rng_state(stand[1])
-        yield
-
-
-@contextmanager
-def parameters_frozen(model: nn.Module) -> Iterator[None]:
-    """No gradient for parameters inside: a backward pass then costs and stores only what leads to the input."""
-    free = [p for p in model.parameters() if p.requires_grad]
-    for parameter in free:
+def frozen_parameters(model: nn.Module) -> Iterator[None]:
+    """Compute no parameter gradients inside, so that a backward pass costs and stores only what leads to the input."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in free:
+        for parameter in trainable:
             parameter.requires_grad_()
 
 
 @contextmanager
-def attacked(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """Parameters and running statistics frozen; in evaluation mode, or ("train") as the model was found.
+def attack_context(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """Freeze parameters and running statistics inside, in evaluation mode or ("train") in the mode it is in.
 
-    Dropout, which only "train" has, draws from a copy of the global generators.
+    In "train", dropout draws from a copy of the global generators, so the caller's are left alone.
     """
     with ExitStack() as stack:
-        stack.enter_context(parameters_frozen(model))
-        stack.enter_context(gradients_kept(model, device_of(model), alone=mode == "eval"))
+        stack.enter_context(frozen_parameters(model))
+        stack.enter_context(scaled_gradients(model, model_device(model), per_sample=mode == "eval"))
         if mode == "eval":
-            stack.enter_context(evaluating(model))
+            stack.enter_context(eval_mode(model))
         else:
-            stack.enter_context(statistics_frozen(model))
+            stack.enter_context(frozen_statistics(model))
             stack.enter_context(forked())
+        yield
+
+
+def clean_logits(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the logits of the clean images in a pass that leaves batch norm's running statistics alone.
+
+    Every method updates the running statistics by one pass only, that of the attacked images.
+    """
+    with frozen_statistics(model):
+        logits: Tensor = model(x)
+    return logits
+
+
+class RngState(NamedTuple):
+    """State of torch's global generators."""
+
+    cpu: Tensor
+    cuda: Tensor | None
+
+
+def rng_state() -> RngState:
+    """Return the state of torch's global generators, for `replay_rng`."""
+    return RngState(torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def replay_rng(state: RngState) -> Iterator[None]:
+    """Let dropout draw the same numbers as from `state` on; the global generators are restored afterwards."""
+    with forked():
+        torch.set_rng_state(state.cpu)
+        if state.cuda is not None:
+            torch.cuda.set_rng_state(state.cuda)
         yield

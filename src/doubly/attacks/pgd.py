@@ -1,28 +1,36 @@
-"""Projected gradient descent on the attack loss: PGD with any step rule, restarts, and the loop that methods share."""
+"""PGD: projected gradient descent on the attack loss, with any step rule, restarts, and early stopping of samples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from doubly.attacks.attack import Attack, batch_generator
 from doubly.attacks.forward import Forward, Mode, connected
-from doubly.attacks.mode import attacked
-from doubly.bilevel import BarrierStep, FirstThen, SignStep, StepRule, projected_descent
+from doubly.attacks.mode import attack_context
+from doubly.bilevel import SignStep, StepRule, projected_descent
+from doubly.bilevel.rows import per_row
 from doubly.checks import check_finite, check_images, check_scores
-from doubly.distributed import collectives as parallel
 from doubly.errors import NonFiniteError, UsageError
-from doubly.losses import CrossEntropy, Loss, check_plain, kl_divergence
+from doubly.losses import CrossEntropy, LogitMargin, Loss, check_plain, kl_divergence
+from doubly.seeding import BatchGenerator
 from doubly.threat import LinfBall, Threat
 
 Start = Literal["uniform", "gaussian", "zero"]
 Value = Callable[[Tensor], Tensor]  # logits (B, classes) -> what the attacker increases, (B,)
+GAUSSIAN_START = 0.001  # standard deviation, as in the released code of TRADES, MART and MAIL
 
 
 @dataclass(frozen=True)
-class PGD:
-    """Madry's attack: `steps` steps of `rule` on -loss, projected onto the threat's set; the last iterate is kept."""
+class PGD(Attack):
+    """Madry's attack: `steps` projected steps of `rule` that increase the loss; the last iterate is kept.
+
+    Raises:
+        UsageError: If a number is out of range, the rule does not fit the threat, or the loss compares with clean
+            logits.
+    """
 
     threat: Threat = field(default_factory=LinfBall)
     """what the attacker may do"""
@@ -33,11 +41,11 @@ class PGD:
     start: Start = "uniform"
     """uniform: at random in the threat's set; gaussian: noise of 0.001 around the image; zero: at the image itself"""
     restarts: int = 1
-    """how often to try; the highest loss of each sample is kept"""
+    """number of attempts; the highest loss of each sample is kept"""
     loss: Loss = field(default_factory=CrossEntropy)
     """what the attacker increases"""
     attack_mode: Mode = "eval"
-    """eval: batch norm uses its running statistics while attacking; train: the batch's, which it then forgets"""
+    """eval: batch norm uses its running statistics during the attack; train: those of the batch, without updating them"""
 
     def __post_init__(self) -> None:
         check_plain(self.loss, "an attack")
@@ -45,56 +53,79 @@ class PGD:
             raise UsageError(
                 f"an attack needs steps >= 0 and restarts >= 1, got steps={self.steps}, restarts={self.restarts}"
             )
-        for rule in (self.rule.first, self.rule.then) if isinstance(self.rule, FirstThen) else (self.rule,):
-            if not getattr(rule, "size", 1.0) > 0:
-                raise UsageError(f"the step size of an attack must be positive, got {rule}")
-            if isinstance(rule, BarrierStep) and not isinstance(self.threat, LinfBall):
-                raise UsageError("a barrier step follows the barrier of a box: use LinfBall, or another step")
+        if not all(size > 0 for size in self.rule.sizes):
+            raise UsageError(f"the step size of an attack must be positive, got {self.rule}")
+        if self.rule.needs_box and not self.threat.has_barrier:
+            raise UsageError("a barrier step follows the barrier of a box: use LinfBall, or another step")
 
-    def scaled(self, share: float) -> "PGD":
-        """The attack within `share` of the radius, with steps as much shorter."""
-        return replace(self, threat=self.threat.scaled(share), rule=_shortened(self.rule, share))
+    @classmethod
+    def for_evaluation(cls, reference: Attack) -> Attack:
+        return reference
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        return self.search(model, x, y, generator, lambda logits: self.loss(logits, y))
+    def scaled(self, factor: float) -> Self:
+        try:
+            return replace(self, threat=self.threat.scaled(factor), rule=self.rule.scaled(factor))
+        except TypeError as error:  # a rule without a size
+            raise UsageError(str(error)) from None
 
-    def search(
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+        return self.maximize(model, x, y, generator, lambda logits: self.loss(logits, y))
+
+    def maximize(
         self,
         model: nn.Module,
         x: Tensor,
         y: Tensor,
-        generator: torch.Generator,
+        generator: BatchGenerator | torch.Generator,
         value: Value,
-        moving: Callable[[], Tensor] | None = None,
+        active: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """The same attack on any function of the logits. Each step calls it once, at the iterate that it leaves.
+        """Run the attack on any function of the logits.
 
-        `moving` is asked after each step which samples go on, (B,): the others leave the batch, and `value` is shown
-        their last logits again. For rules without a state, in evaluation mode, where samples do not see each other.
+        Args:
+            model: The network; it is left as it was found.
+            x: Images in [0, 1].
+            y: Their labels.
+            generator: Random numbers for the start.
+            value: What to increase, from logits to one number per sample. Each step calls it once, at the iterate that
+                the step starts from.
+            active: Asked after each step which samples go on, (B,). The others leave the batch, and `value` is shown
+                their last logits again. For step rules without a state, in evaluation mode, where samples do not
+                influence each other.
+
+        Returns:
+            delta, of the shape of `x`.
         """
         check_images(x, y)
-        with attacked(model, self.attack_mode):
-            delta = self._attempt(model, x, y, generator, value, moving)
+        draws = batch_generator(generator)
+        with attack_context(model, self.attack_mode):
+            delta = self._attempt(model, x, y, draws, value, active)
             for _ in range(self.restarts - 1):
-                other = self._attempt(model, x, y, generator, value, moving)
+                other = self._attempt(model, x, y, draws, value, active)
                 with torch.no_grad():
                     better = value(model(x + other)) > value(model(x + delta))
-                delta = torch.where(better.view(-1, *[1] * (x.dim() - 1)), other, delta)
+                delta = torch.where(per_row(better, x), other, delta)
         return delta
 
-    def diverge(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        """The same attack on KL(p(x) || p(x + delta)), which is that of TRADES; y is only checked.
+    def maximize_divergence(
+        self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator
+    ) -> Tensor:
+        """Run the attack on KL(p(x) || p(x + delta)), as TRADES does; `y` is only checked.
 
-        p(x) is taken once: taking it anew in each step gives the same, since the network does not change meanwhile.
+        p(x) is computed once: the network does not change during the attack.
         """
-        self.check_diverge()
+        self.check_divergence()
         check_images(x, y)
-        with attacked(model, self.attack_mode), torch.no_grad():
+        with attack_context(model, self.attack_mode), torch.no_grad():
             clean = model(x)
-        return self.search(model, x, y, generator, lambda logits: kl_divergence(clean, logits))
+        return self.maximize(model, x, y, generator, lambda logits: kl_divergence(clean, logits))
 
-    def check_diverge(self) -> None:
-        """Refuses what `diverge` has no use for; for methods, when they are made."""
+    def check_divergence(self) -> None:
+        """Refuse settings with which `maximize_divergence` cannot work.
+
+        Raises:
+            UsageError: If the attack starts at the image, or has a loss of its own.
+        """
         if self.start == "zero":
             raise UsageError(
                 "the divergence from p(x) has no gradient at x itself, so its attack would not leave a start at zero: "
@@ -111,13 +142,13 @@ class PGD:
         model: nn.Module,
         x: Tensor,
         y: Tensor,
-        generator: torch.Generator,
+        generator: BatchGenerator,
         value: Value,
-        moving: Callable[[], Tensor] | None,
+        active: Callable[[], Tensor] | None,
     ) -> Tensor:
         start, checked = self._start(x, generator), False
 
-        def inner(point: Tensor) -> Tensor:
+        def forward(point: Tensor) -> Tensor:
             nonlocal checked
             logits: Tensor = model(point)
             if not checked:  # once per attack: reading the labels waits for the device
@@ -126,49 +157,53 @@ class PGD:
             return connected(logits, point)
 
         try:
-            if moving is not None:
-                return self._shrinking(inner, x, start, value, moving)
+            if active is not None:
+                return self._attempt_active(forward, x, start, value, active)
             constraint = self.threat.around(x)
-            return projected_descent(lambda d: -value(inner(x + d)), start, constraint, self.rule, self.steps)
+            return projected_descent(lambda d: -value(forward(x + d)), start, constraint, self.rule, self.steps)
         except ArithmeticError:
             with torch.no_grad():
                 check_finite(model(x + start), "the model's logits")
             raise NonFiniteError("the attack's gradient: NaN or infinite, so nothing was attacked") from None
 
-    def _start(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _start(self, x: Tensor, generator: BatchGenerator) -> Tensor:
         if self.start == "zero":
             return torch.zeros_like(x)
-        constraint, drawn = self.threat.around(x), parallel.uniform(x, generator)
+        constraint, uniform = self.threat.around(x), generator.uniform(x)
         if self.start == "uniform":
-            return constraint.at(drawn)
-        # From uniform draws, which are alike at any number of processes.
-        return constraint.project(0.001 * torch.special.ndtri(drawn.clamp(1e-6, 1 - 1e-6)))
+            return constraint.at(uniform)
+        # From uniform draws, which do not depend on the number of processes.
+        return constraint.project(GAUSSIAN_START * torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6)))
 
-    def _shrinking(
-        self, scores: Forward, x: Tensor, start: Tensor, value: Value, moving: Callable[[], Tensor]
+    def _attempt_active(
+        self, forward: Forward, x: Tensor, start: Tensor, value: Value, active: Callable[[], Tensor]
     ) -> Tensor:
-        """One step at a time, of the samples that still move."""
+        """Take one step at a time, of the samples that are still active."""
         delta, rows = start.clone(), torch.arange(len(x), device=x.device)
-        latest: Tensor | None = None  # logits of all samples
+        last_logits: Tensor | None = None  # of all samples
 
         def inner(part: Tensor) -> Tensor:
-            nonlocal latest
-            logits = scores(x[rows] + part)
-            whole = logits if latest is None else latest.index_copy(0, rows, logits)
-            latest = whole.detach()
-            return -value(whole)
+            nonlocal last_logits
+            logits = forward(x[rows] + part)
+            all_logits = logits if last_logits is None else last_logits.index_copy(0, rows, logits)
+            last_logits = all_logits.detach()
+            return -value(all_logits)
 
         for _ in range(self.steps):
             delta[rows] = projected_descent(inner, delta[rows], self.threat.around(x[rows]), self.rule, 1)
-            rows = moving().nonzero().flatten()
+            rows = active().nonzero().flatten()
             if len(rows) == 0:
                 break
         return delta
 
 
-def _shortened(rule: Any, share: float) -> Any:
-    if isinstance(rule, FirstThen):
-        return FirstThen(_shortened(rule.first, share), _shortened(rule.then, share))
-    if not hasattr(rule, "size"):
-        raise UsageError(f"{type(rule).__name__} has no size, so its steps cannot be scaled: use a step rule with one")
-    return replace(rule, size=share * rule.size)
+@dataclass(frozen=True)
+class MarginPGD(PGD):
+    """PGD on the logit margin, which finds what cross-entropy misses where the softmax is saturated."""
+
+    loss: Loss = field(default_factory=LogitMargin)
+    """what the attacker increases"""
+
+    @classmethod
+    def for_evaluation(cls, reference: Attack) -> Attack:
+        return replace(reference, loss=LogitMargin())  # type: ignore[type-var, call-arg]  # the reference is a PGD

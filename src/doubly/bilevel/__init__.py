@@ -1,32 +1,34 @@
-"""The generic optimizer: compositional bilevel problems, as functions of tensors. No images, labels or networks."""
+"""A generic optimizer for compositional bilevel problems, written in terms of functions of tensors.
 
-from doubly.bilevel.ball import Ball
-from doubly.bilevel.box import Box
+It minimizes F(theta) = f(mean_i g_i(theta, delta_i*(theta))), where delta_i* minimizes h_i(theta, .) over a set V_i.
+`minimize` runs the whole algorithm; `cid` computes one gradient estimate for a loop of your own.
+"""
+
 from doubly.bilevel.cid import Direction, Terms, cid
+from doubly.bilevel.communicator import Communicator, SingleProcess
 from doubly.bilevel.composition import Composition, LogMeanExp, RunningMean
-from doubly.bilevel.face import Face
-from doubly.bilevel.first_order import cid_first_order
-from doubly.bilevel.inner import Constraint, StepRule, projected_descent
-from doubly.bilevel.levels import Descent, Processes
+from doubly.bilevel.constraints import Ball, Box, Constraint, Face, Simplex, WholeSpace
+from doubly.bilevel.first_order import Part, cid_first_order, cid_first_order_parts
+from doubly.bilevel.inner import Descent, projected_descent
 from doubly.bilevel.linear_solve import ConjugateGradient, Diagonal, Direct, Neumann, Solution, Solver, SolverWarning
 from doubly.bilevel.minimize import Result, Step, minimize
-from doubly.bilevel.simplex import Simplex
 from doubly.bilevel.step_rules import (
     AdamStep,
     BarrierStep,
     FirstThen,
     GradientStep,
     MomentumStep,
-    NormalisedStep,
+    NormalizedStep,
     SignStep,
+    StepRule,
 )
 from doubly.bilevel.threshold import ChiSquare, CVaR, MeanVariance
-from doubly.bilevel.whole_space import WholeSpace
 
+# The step rules by the names that they have in configuration files and on the command line.
 STEP_RULES: dict[str, type] = {
     "gradient": GradientStep,
     "momentum": MomentumStep,
-    "normalized": NormalisedStep,
+    "normalized": NormalizedStep,
     "sign": SignStep,
     "adam": AdamStep,
     "barrier": BarrierStep,
@@ -41,6 +43,7 @@ __all__ = [
     "Box",
     "CVaR",
     "ChiSquare",
+    "Communicator",
     "Composition",
     "ConjugateGradient",
     "Constraint",
@@ -55,12 +58,13 @@ __all__ = [
     "MeanVariance",
     "MomentumStep",
     "Neumann",
-    "NormalisedStep",
-    "Processes",
+    "NormalizedStep",
+    "Part",
     "Result",
     "RunningMean",
     "SignStep",
     "Simplex",
+    "SingleProcess",
     "Solution",
     "Solver",
     "SolverWarning",
@@ -70,6 +74,7 @@ __all__ = [
     "WholeSpace",
     "cid",
     "cid_first_order",
+    "cid_first_order_parts",
     "minimize",
     "projected_descent",
 ]

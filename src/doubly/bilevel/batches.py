@@ -1,4 +1,4 @@
-"""Which samples a step sees: rows of tensors in memory, reshuffled each epoch, or batches that somebody else makes."""
+"""The batches that `minimize` steps through: rows of tensors in memory, or batches from an iterable."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,66 +7,103 @@ import torch
 from torch import Tensor
 
 
-def tensors_of(data: Any) -> list[Tensor] | None:
-    """The tensors of `data` if it is rows in memory: one, a tuple or a dict. A list is a list of batches."""
-    parts = [data] if isinstance(data, Tensor) else list(data.values()) if isinstance(data, dict) else data
-    rows = isinstance(data, Tensor | dict | tuple) and all(isinstance(part, Tensor) for part in parts)
-    return list(parts) if rows and parts else None
+def row_tensors(data: Any) -> list[Tensor] | None:
+    """List the tensors of data that is held in memory as rows.
+
+    Args:
+        data: Anything that `minimize` accepts as data.
+
+    Returns:
+        The tensors of a tensor, a tuple or a dict of tensors; None for anything else, such as a list of batches.
+    """
+    tensors = [data] if isinstance(data, Tensor) else list(data.values()) if isinstance(data, dict) else data
+    has_rows = isinstance(data, Tensor | dict | tuple) and all(isinstance(tensor, Tensor) for tensor in tensors)
+    return list(tensors) if has_rows and tensors else None
 
 
-def rows_of(data: Any, ids: Tensor) -> Any:
-    """The same structure with the rows `ids` of each tensor."""
+def select_rows(data: Any, ids: Tensor) -> Any:
+    """Select rows of each tensor.
+
+    Args:
+        data: A tensor, a tuple, a named tuple or a dict of tensors.
+        ids: Positions of the rows, (B,).
+
+    Returns:
+        The same structure with the selected rows.
+    """
     if isinstance(data, Tensor):
         return data[ids.to(data.device)]
     if isinstance(data, dict):
-        return {name: rows_of(part, ids) for name, part in data.items()}
-    parts = [rows_of(part, ids) for part in data]
-    return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
+        return {name: select_rows(tensor, ids) for name, tensor in data.items()}
+    tensors = [select_rows(tensor, ids) for tensor in data]
+    return type(data)(*tensors) if hasattr(data, "_fields") else tuple(tensors)
 
 
-def batches(
-    data: Any, count: int | None, batch_size: int | None, seed: int, rank: int, size: int
+def iterate_batches(
+    data: Any, row_count: int | None, batch_size: int | None, seed: int, rank: int, world_size: int
 ) -> Iterator[tuple[Tensor | None, Any]]:
-    """(ids of the global batch, this rank's part of it), without end; ids are None for batches made elsewhere.
+    """Yield batches without end, or until an iterator of batches is exhausted.
 
-    `count` is the number of rows that delta has, if it has one per sample.
+    Args:
+        data: Tensors of equally many rows, an iterable of batches, or None.
+        row_count: Number of rows of delta; None if all samples share one delta.
+        batch_size: Rows in a batch, over all processes; None takes all rows.
+        seed: Decides the order of the rows, which is new in each epoch.
+        rank: Number of this process.
+        world_size: Number of processes.
+
+    Yields:
+        The positions of the rows of the global batch, None for batches from an iterable; and this process's part.
+
+    Raises:
+        TypeError: If `data` is an array, or an iterable of batches that `batch_size` cannot apply to.
+        ValueError: If numbers of rows differ, or `batch_size` is out of range or not divisible by `world_size`.
     """
-    tensors = tensors_of(data)
+    tensors = row_tensors(data)
     if data is not None and tensors is None:
         if hasattr(data, "__array__") or batch_size is not None:
             raise TypeError(
                 "data must be a tensor, a tuple or a dict of tensors to be cut to batches (torch.as_tensor makes one); "
                 "an iterable of batches has no batch_size"
             )
-        yield from _made_elsewhere(data)
+        yield from _repeat(data)
         return
-    if data is None and count is None:  # one problem for a shared delta
+    if data is None and row_count is None:  # one problem for a shared delta
         while True:
             yield None, None
-    counts = {len(part) for part in tensors or []} | ({count} if count is not None else set())
-    if len(counts) != 1:
-        raise ValueError(f"data and delta must have equally many rows, one per sample; got {sorted(counts)}")
-    total = counts.pop()
-    batch_size = total if batch_size is None else batch_size
-    if not 0 < batch_size <= total or batch_size % size:
-        raise ValueError(
-            f"batch_size={batch_size} is not allowed: 1 to {total}, the number of samples, and a multiple of {size}, "
-            "the number of processes"
-        )
-    part = batch_size // size
-    mine = slice(rank * part, (rank + 1) * part)
+    total, batch_size = _check_sizes(tensors or [], row_count, batch_size, world_size)
+    own_size = batch_size // world_size
+    own_rows = slice(rank * own_size, (rank + 1) * own_size)
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.arange(total) if batch_size == total else torch.randperm(total, generator=generator)
         for ids in order[: total - total % batch_size].view(-1, batch_size):
-            yield ids, None if data is None else rows_of(data, ids[mine])
+            yield ids, None if data is None else select_rows(data, ids[own_rows])
 
 
-def _made_elsewhere(data: Any) -> Iterator[tuple[None, Any]]:
+def _check_sizes(
+    tensors: list[Tensor], row_count: int | None, batch_size: int | None, world_size: int
+) -> tuple[int, int]:
+    """Return the number of rows and the size of a batch, once they are known to fit together."""
+    row_counts = {len(tensor) for tensor in tensors} | ({row_count} if row_count is not None else set())
+    if len(row_counts) != 1:
+        raise ValueError(f"data and delta must have equally many rows, one per sample; got {sorted(row_counts)}")
+    total = row_counts.pop()
+    batch_size = total if batch_size is None else batch_size
+    if not 0 < batch_size <= total or batch_size % world_size:
+        raise ValueError(
+            f"batch_size={batch_size} is not allowed: 1 to {total}, the number of samples, and a multiple of "
+            f"{world_size}, the number of processes"
+        )
+    return total, batch_size
+
+
+def _repeat(batches: Any) -> Iterator[tuple[None, Any]]:
+    """Yield the batches of an iterable again and again; an iterator that is exhausted ends it."""
     while True:
         empty = True
-        for batch in data:
+        for batch in batches:
             empty = False
             yield None, batch
-        if empty:  # an iterator that has ended; a loader begins again
+        if empty:
             return

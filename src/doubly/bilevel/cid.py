@@ -1,12 +1,12 @@
-"""Compositional implicit differentiation: Algorithm 1, lines 8-12, as the gradient of one scalar.
+"""Compositional implicit differentiation: lines 8-12 of Algorithm 1, as the gradient of one surrogate loss.
 
-With c_i the cotangents of the composition and v_i the solution of (d2 h_i / d delta2) v_i = d(c_i . g_i) / d delta,
-both constants,
+Let c_i be the cotangents of the composition and v_i the solution of (d2 h_i / d delta2) v_i = d(c_i . g_i) / d delta,
+both held constant. Then the gradient in theta of the surrogate loss
 
     S(theta) = mean_i [ c_i . g_i(theta, delta_i) - < dh_i/d delta (theta, delta_i), v_i > ]
 
-has the compositional implicit estimate as its theta-gradient. So one ordinary `backward()` and any optimizer will do. A
-delta that all samples share is one row: there h, c . g and their derivatives are means over the samples.
+is the CID estimate, so that one ordinary `backward()` and any optimizer will do. A delta that all samples share is a
+single row: h, c . g and their derivatives are then means over the samples.
 """
 
 from collections.abc import Callable
@@ -16,42 +16,70 @@ import torch
 from torch import Tensor
 
 from doubly.bilevel.composition import Composition, State
-from doubly.bilevel.face import flat
-from doubly.bilevel.inner import Constraint, identity, pooled
+from doubly.bilevel.constraints import Constraint
+from doubly.bilevel.inner import identity
 from doubly.bilevel.linear_solve import MatVec, Solver
+from doubly.bilevel.rows import flat, mean_row, per_row
+
+AllGather = Callable[[Tensor], Tensor]
 
 
 class Terms(NamedTuple):
-    """The problem at delta. `inner` is the part of h_i that depends on theta; None means that this part is -g_i."""
+    """The values of the problem at delta, one per sample.
 
-    outer: Tensor  # g_i, (B,) or (B, m)
-    inner: Tensor | None = None  # h_i, (B,)
-    aux: Any = None  # handed through
+    Attributes:
+        outer: Outer values g_i, (B,) or (B, m).
+        inner: Inner values h_i, (B,), at least the part of them that depends on theta; None stands for -g_i.
+        aux: Anything else; it is passed on to `Direction.aux`.
+    """
+
+    outer: Tensor
+    inner: Tensor | None = None
+    aux: Any = None
 
 
 class Direction(NamedTuple):
-    """`loss.backward()` gives the estimate of the gradient of F."""
+    """A CID estimate: `loss.backward()` adds the estimate of the gradient of F to theta.
 
-    loss: Tensor  # ()
-    values: Tensor  # g_i, detached
-    cotangents: Tensor  # c_i, detached; the weights, for compositions of losses
+    Attributes:
+        loss: The surrogate loss, (). Its gradient is the estimate; its value is not F.
+        values: g_i, (B,) or (B, m), detached.
+        cotangents: c_i, of the shape of `values`, detached; for compositions of losses these are the sample weights.
+        aux: What the problem returned as `Terms.aux`.
+        state: The state of the composition, to be passed to the next call.
+        slope: dh_i/d delta, (B, ...), detached; a single row, the mean over the samples, if they share delta. None
+            without a linear solve.
+        residual: Relative residual of each linear system, (B,); None if the solver does not report it.
+    """
+
+    loss: Tensor
+    values: Tensor
+    cotangents: Tensor
     aux: Any
     state: State
-    slope: Tensor | None = None  # dh/d delta, detached; the mean over the samples where they share delta
-    residual: Tensor | None = None  # of the linear solve, one per row, where the solver knows it
+    slope: Tensor | None = None
+    residual: Tensor | None = None
 
 
 Problem = Callable[[Tensor], Terms]
 
 
-def terms_of(found: Any) -> Terms:
-    """What a problem returned; a plain pair will do."""
-    if isinstance(found, tuple) and 1 <= len(found) <= 3 and isinstance(found[0], Tensor):
-        return Terms(*found)
-    raise TypeError(f"problem must return Terms(outer, inner), got {type(found).__name__}")
+def as_terms(returned: Any) -> Terms:
+    """Return what a problem returned as `Terms`.
+
+    Args:
+        returned: Terms, or a plain tuple (outer, inner).
+
+    Raises:
+        TypeError: If it is anything else.
+    """
+    if isinstance(returned, tuple) and 1 <= len(returned) <= 3 and isinstance(returned[0], Tensor):
+        return Terms(*returned)
+    raise TypeError(f"problem must return Terms(outer, inner), got {type(returned).__name__}")
 
 
 def check_inner(inner: Tensor, count: int) -> None:
+    """Raise a ValueError unless `inner` holds one value for each of `count` samples."""
     if inner.shape != (count,):
         raise ValueError(
             f"inner must hold one h_i per sample, ({count},), got shape {tuple(inner.shape)}: return the values before "
@@ -60,12 +88,12 @@ def check_inner(inner: Tensor, count: int) -> None:
 
 
 def check_terms(terms: Terms, delta: Tensor, shared: bool) -> None:
-    """The shapes that make a problem one value per sample, or a sentence that says which is not."""
+    """Raise a ValueError unless the terms hold one outer and one inner value per sample."""
     outer, inner, _ = terms
-    samples = "(B,) or (B, m)" if shared else f"({len(delta)},) or ({len(delta)}, m), one row per row of delta"
+    expected = "(B,) or (B, m)" if shared else f"({len(delta)},) or ({len(delta)}, m), one row per row of delta"
     if not 1 <= outer.dim() <= 2 or not (shared or len(outer) == len(delta)):
         raise ValueError(
-            f"outer must hold one g_i per sample, {samples}, got shape {tuple(outer.shape)}: return the values before "
+            f"outer must hold one g_i per sample, {expected}, got shape {tuple(outer.shape)}: return the values before "
             "they are averaged"
         )
     if inner is not None:
@@ -73,7 +101,7 @@ def check_terms(terms: Terms, delta: Tensor, shared: bool) -> None:
 
 
 def inner_values(terms: Terms) -> Tensor:
-    """h_i, written out where it is -g_i."""
+    """Return h_i, (B,), where `inner=None` stands for -g_i."""
     if terms.inner is None and terms.outer.dim() == 2:
         raise ValueError(
             "inner=None stands for -g, and g is a vector here: return h_i, one number per sample, as inner"
@@ -82,12 +110,13 @@ def inner_values(terms: Terms) -> Tensor:
 
 
 def check_inside(constraint: Constraint, rows: Tensor) -> None:
-    shift = flat(rows - constraint.project(rows)).abs().amax(1)
-    outside = ~(shift <= 1e-5 * (1 + flat(rows).abs().amax(1)))
+    """Raise a ValueError if a row lies outside its set by more than rounding."""
+    distance = flat(rows - constraint.project(rows)).abs().amax(1)
+    outside = ~(distance <= 1e-5 * (1 + flat(rows).abs().amax(1)))
     if outside.any():
         raise ValueError(
             f"delta lies outside the constraint in {int(outside.sum())} of {len(rows)} rows, by up to "
-            f"{shift.max().item():.1e}: pass constraint.project(delta)"
+            f"{distance.max().item():.1e}: pass constraint.project(delta)"
         )
 
 
@@ -100,60 +129,77 @@ def cid(
     *,
     constraint: Constraint | None = None,
     shared: bool = False,
-    gather: Callable[[Tensor], Tensor] = identity,
+    all_gather: AllGather = identity,
     previous: Tensor | None = None,
 ) -> Direction:
-    """One estimate at the inner solution delta; `problem` is called once. Without `solve` there is no implicit term.
+    """Estimate the gradient of F(theta) = f(mean_i g_i(theta, delta_i*(theta))) at given inner solutions.
 
-    delta is (B, ...), or of any shape if `shared`. Where `constraint` binds, the system is solved on its face. `gather`
-    concatenates the rows of all processes. `previous`: g_i of the same samples at the previous theta, for STORM.
+    Args:
+        problem: Function delta -> Terms of theta and the data of this batch; it is called once.
+        delta: The inner solutions delta_i*, (B, ...); with `shared` one variable of any shape.
+        composition: The outer function f and its estimate of the mean of g.
+        state: `Direction.state` of the previous call, or {} for the first.
+        solve: Solver of the linear systems; None leaves the implicit term out.
+        constraint: The set of each delta_i. Where it binds, the system is solved on the face on which delta_i lies.
+            None takes every delta_i to be in the interior.
+        shared: Whether all samples share one delta.
+        all_gather: Concatenates the rows of all processes. It is called once, on the values g_i, unless `shared` or
+            `previous` is given; so it may also return the values of a larger batch of which these are a part, such as
+            the whole batch of which the problem computes one microbatch.
+        previous: g_i of the same samples at the previous theta, for STORM.
+
+    Returns:
+        The direction; call `direction.loss.backward()`.
+
+    Raises:
+        TypeError: If `problem` does not return `Terms`.
+        ValueError: If values are not per sample, delta lies outside its constraint, or a solver refuses the system.
     """
     delta = delta.detach().requires_grad_(solve is not None)
-    terms = terms_of(problem(delta))
+    terms = as_terms(problem(delta))
     check_terms(terms, delta, shared)
-    outer, inner, aux = terms
-    values = outer.detach()
-    cotangents, state = composition.update(
-        values, gather(values), state, None if previous is None else gather(previous.detach())
-    )
-    composed = flat(cotangents * outer).sum(1)
-    scalar = composed.mean()
+    values = terms.outer.detach()
+    all_values = all_gather(values)
+    all_previous = None if previous is None else all_gather(previous.detach())
+    cotangents, state = composition.update(values, all_values, state, all_previous)
+    composed = flat(cotangents * terms.outer).sum(1)
+    loss = composed.mean()
     if solve is None:
-        return Direction(scalar, values, cotangents.detach(), aux, state)
-    h = inner_values(terms)
-    if shared:
-        b, slope = _gradients(composed.mean(), h.mean(), delta)
-    elif inner is not None:
-        b, slope = _gradients(composed.sum(), h.sum(), delta)
-    else:  # zero-sum: one backward pass serves both gradients, c_i being constant
-        (slope,) = torch.autograd.grad(outer.sum(), delta, create_graph=True, materialize_grads=True)
-        b, slope = cotangents.view(-1, *[1] * (delta.dim() - 1)) * slope.detach(), -slope
+        return Direction(loss, values, cotangents.detach(), terms.aux, state)
+    b, slope = _gradients(terms, cotangents, composed, delta, shared)
 
-    def rows(numbers: Tensor) -> Tensor:
-        """As one row per system, the same on all processes."""
-        return pooled(gather(numbers[None])) if shared else numbers
+    def system_rows(gradient: Tensor) -> Tensor:
+        """Return one row per linear system; a shared system is the mean over the processes."""
+        return mean_row(all_gather(gradient[None])) if shared else gradient
 
-    def matvec(v: Tensor) -> Tensor:
+    def hessian_product(v: Tensor) -> Tensor:
         if not slope.requires_grad:  # h is linear in delta
             return torch.zeros_like(v)
         v = v[0] if shared else v
-        return rows(torch.autograd.grad(slope, delta, v, retain_graph=True, materialize_grads=True)[0].detach())
+        return system_rows(torch.autograd.grad(slope, delta, v, retain_graph=True, materialize_grads=True)[0].detach())
 
-    pooled_slope, b = rows(slope.detach()), rows(b)
-    product: MatVec = matvec
+    slope_rows, b = system_rows(slope.detach()), system_rows(b)
+    matvec: MatVec = hessian_product
     if constraint is not None:
-        here = rows(delta.detach())
-        check_inside(constraint, here)
-        face = constraint.face(here, pooled_slope)
-        product, b = face.restrict(matvec), face.tangent(b)
-    v, residual = solve(product, b)
-    correction = (slope * v.detach().view_as(slope)).sum()
-    scalar = scalar - (correction if shared else correction / len(values))
-    return Direction(scalar, values, cotangents.detach(), aux, state, pooled_slope, residual)
+        delta_rows = system_rows(delta.detach())
+        check_inside(constraint, delta_rows)
+        face = constraint.face(delta_rows, slope_rows)
+        matvec, b = face.restrict(hessian_product), face.tangent(b)
+    v, residual = solve(matvec, b)
+    implicit = (slope * v.detach().view_as(slope)).sum()
+    loss = loss - (implicit if shared else implicit / len(values))
+    return Direction(loss, values, cotangents.detach(), terms.aux, state, slope_rows, residual)
 
 
-def _gradients(composed: Tensor, inner: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the composed outer values, detached, and of the inner ones, to be differentiated again."""
-    (b,) = torch.autograd.grad(composed, delta, retain_graph=True, materialize_grads=True)
+def _gradients(
+    terms: Terms, cotangents: Tensor, composed: Tensor, delta: Tensor, shared: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients in delta of c . g, detached, and of h, which can be differentiated again."""
+    h = inner_values(terms)
+    if terms.inner is None and not shared:  # h = -g and c is constant, so one backward pass gives both
+        (slope,) = torch.autograd.grad(terms.outer.sum(), delta, create_graph=True, materialize_grads=True)
+        return per_row(cotangents, delta) * slope.detach(), -slope
+    outer, inner = (composed.mean(), h.mean()) if shared else (composed.sum(), h.sum())
+    (b,) = torch.autograd.grad(outer, delta, retain_graph=True, materialize_grads=True)
     (slope,) = torch.autograd.grad(inner, delta, create_graph=True, materialize_grads=True)
     return b.detach(), slope

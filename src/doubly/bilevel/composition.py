@@ -1,38 +1,84 @@
-"""The outer function f over the mean of the g_i, and the running estimate u of that mean (eq. 10).
+"""The outer function f of the mean of the g_i, with a running estimate u of that mean (eq. 10 of the paper).
 
-`update(values, all_values, state)` refreshes u with the global batch and returns the cotangents c_i of this rank's
-samples: mean_i c_i * (gradient of value_i) is the estimate of the gradient of f(mean g). With `all_previous`, the same
-samples' g at the previous theta, u follows STORM instead: what theta did to this batch is added to the old u first.
+A composition refreshes u with every batch and returns the cotangents c_i: the mean over the samples of c_i times the
+gradient of g_i is the estimate of the gradient of f(mean g).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from doubly.bilevel.inner import identity
 
-State = dict[str, Tensor]
+State = dict[str, Tensor]  # what a composition remembers from batch to batch; empty before the first
 
 
+@runtime_checkable
 class Composition(Protocol):
+    """An outer function f with its estimate of the mean of g; an object with these members can be passed as one.
+
+    Attributes:
+        eta: Weight of the newest batch in the estimate; NaN if there is no such weight. `minimize(eta=...)` replaces
+            it, for which the composition must be a dataclass.
+    """
+
+    @property
+    def eta(self) -> float: ...
+
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
-    ) -> tuple[Tensor, State]: ...
+    ) -> tuple[Tensor, State]:
+        """Refresh the estimate with a batch.
+
+        Args:
+            values: g_i of this process's samples, (B,) or (B, m), detached.
+            all_values: g_i of the whole batch, over all processes.
+            state: What the previous call returned, or {} for the first batch.
+            all_previous: g_i of the same samples as `all_values` at the previous theta. With it the estimate follows
+                STORM: the change of this batch's values is added to the old estimate first.
+
+        Returns:
+            The cotangents c_i, of the shape of `values`, and the new state.
+        """
+        ...
 
     def value(self, values: Tensor) -> Tensor:
-        """f(mean g) of these samples, as they are."""
+        """Compute f(mean g) of these samples alone.
+
+        Args:
+            values: g_i, (B,) or (B, m).
+
+        Returns:
+            The value, ().
+        """
         ...
 
     def estimate(self, state: State) -> Tensor:
-        """The current u."""
+        """Read the current estimate u.
+
+        Args:
+            state: What `update` returned.
+
+        Returns:
+            The estimate, in the composition's own form.
+        """
         ...
 
 
 def check_losses(values: Tensor, name: str) -> None:
+    """Check that there is one loss per sample.
+
+    Args:
+        values: g_i, as the problem returned them.
+        name: The composition, for the message.
+
+    Raises:
+        ValueError: If `values` is not of shape (B,).
+    """
     if values.dim() != 1:
         raise ValueError(
             f"outer must hold one loss per sample, (B,), for {name}, got shape {tuple(values.shape)}: "
@@ -41,13 +87,24 @@ def check_losses(values: Tensor, name: str) -> None:
 
 
 def require(allowed: bool, name: str, value: object, rule: str) -> None:
+    """Raise a ValueError that names an argument, its value and what is allowed, unless `allowed`."""
     if not allowed:
         raise ValueError(f"{name}={value} is not allowed: {rule}")
 
 
 @dataclass(frozen=True)
 class RunningMean:
-    """u <- (1 - eta) u + eta * batch mean, seeded by the first batch; c_i = f'(u). Any smooth f, g of any width."""
+    """f of a running mean: u <- (1 - eta) u + eta * (mean of the batch), which the first batch initializes.
+
+    The cotangents are c_i = f'(u). g may have any width.
+
+    Args:
+        f: Differentiable function of u that returns one number; the identity makes F the plain mean of g.
+        eta: Weight of the newest batch, 0 < eta <= 1.
+
+    Raises:
+        ValueError: If `eta` is out of range.
+    """
 
     f: Callable[[Tensor], Tensor] = identity
     eta: float = 0.9
@@ -55,42 +112,55 @@ class RunningMean:
     def __post_init__(self) -> None:
         require(0 < self.eta <= 1, "eta", self.eta, "0 < eta <= 1")
 
-    def _outer(self, u: Tensor) -> Tensor:
-        found = self.f(u)
-        if not isinstance(found, Tensor) or (torch.is_grad_enabled() and u.requires_grad and not found.requires_grad):
+    def _f(self, u: Tensor) -> Tensor:
+        """Return f(u), checked to be one number that depends on u."""
+        result = self.f(u)
+        if not isinstance(result, Tensor) or (torch.is_grad_enabled() and u.requires_grad and not result.requires_grad):
             raise ValueError("f must be a differentiable function of u: compute it from u with torch")
-        if found.numel() != 1:
+        if result.numel() != 1:
             raise ValueError(
-                f"f must return one number, got shape {tuple(found.shape)} from u of shape {tuple(u.shape)}: "
+                f"f must return one number, got shape {tuple(result.shape)} from u of shape {tuple(u.shape)}: "
                 "reduce it, by a sum for instance"
             )
-        return found.squeeze()
+        return result.squeeze()
 
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
+        """Refresh u and return (cotangents, new state); see `Composition.update`."""
         u = all_values.mean(0)
         if state:
             old = state["u"] if all_previous is None else state["u"] + u - all_previous.mean(0)
             u = torch.lerp(old, u, self.eta)
         with torch.enable_grad():
             u = u.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self._outer(u), u)
+            (slope,) = torch.autograd.grad(self._f(u), u)
         return slope.expand_as(values), {"u": u.detach()}
 
     def value(self, values: Tensor) -> Tensor:
-        return self._outer(values.mean(0))
+        """Return f(mean g) of these samples, ()."""
+        return self._f(values.mean(0))
 
     def estimate(self, state: State) -> Tensor:
+        """Return u, of the shape of g_i."""
         return state["u"]
 
 
 @dataclass(frozen=True)
 class LogMeanExp:
-    """f(mean g) = r log mean exp(loss / r), KL-regularized DRO, of losses; the cotangents are the paper's weights.
+    """KL-regularized DRO of losses: f(mean g) = r log mean exp(loss / r); the cotangents are the paper's weights.
 
-    It keeps nu = log u, in float64: exp(loss / r) itself overflows (docs/numerics.md). u belongs to the r that it
-    was gathered under, so it starts anew when r changes. With `cap` the density ratio is bounded: no weight exceeds it.
+    The state holds nu = log u in float64, because exp(loss / r) itself overflows (docs/numerics.md). An estimate made
+    with another r says nothing about this one, so a change of r starts it anew.
+
+    Args:
+        r: Temperature: small values give the largest losses more weight.
+        eta: Weight of the newest batch, 0 < eta <= 1.
+        cap: Upper bound of every weight, that is of the density ratio; None for no bound.
+        mean_weight_limit: Bounds the mean weight of a batch to [1 / limit, limit]; None for no bound.
+
+    Raises:
+        ValueError: If a number is out of range, or both `cap` and `mean_weight_limit` are given.
     """
 
     r: float = 1.0
@@ -108,19 +178,23 @@ class LogMeanExp:
             raise ValueError("cap and mean_weight_limit exclude each other: a cap already bounds the mean weight")
 
     def batch_value(self, scaled: Tensor) -> Tensor:
-        """nu_b of losses / r: log mean exp; with a cap, the solution of mean min(cap, exp(scaled - nu_b)) = 1."""
+        """Return nu of one batch, ().
+
+        Without a cap it is log mean exp(scaled), with one the solution of mean min(cap, exp(scaled - nu)) = 1.
+
+        Args:
+            scaled: Losses divided by r, (B,).
+        """
         if self.cap is None:
             return scaled.logsumexp(0) - log(scaled.shape[0])
-        if self.cap == 1:  # every weight is 1, whatever the losses and whatever came before
+        if self.cap == 1:  # every weight is 1
             return torch.full_like(scaled[0], -torch.inf)
         ordered = scaled.sort(descending=True).values
-        capped = torch.arange(
-            len(ordered), device=ordered.device, dtype=ordered.dtype
-        )  # k: the k largest are at the cap
-        mass_left = len(ordered) - capped * self.cap
+        counts = torch.arange(len(ordered), device=ordered.device, dtype=ordered.dtype)  # k, at the cap
+        mass_left = len(ordered) - counts * self.cap
         rest = ordered.flip(0).logcumsumexp(0).flip(0)
         candidates = rest - mass_left.clamp_min(torch.finfo(ordered.dtype).tiny).log()
-        # The smallest k whose largest uncapped sample stays below the cap; k * cap = B leaves no mass for the others.
+        # The smallest k whose largest uncapped sample stays below the cap. At k * cap = B the others have no mass left.
         fits = (mass_left > 0) & (ordered - candidates <= log(self.cap))
         largest_k = (mass_left > 0).sum() - 1
         return candidates[torch.where(fits.any(), fits.int().argmax(), largest_k)]
@@ -128,6 +202,7 @@ class LogMeanExp:
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
+        """Refresh u and return (weights, new state); see `Composition.update`."""
         check_losses(values, "LogMeanExp")
         r = torch.tensor(self.r, dtype=torch.float64)
         nu_batch = nu = self.batch_value(all_values.double() / self.r)
@@ -135,7 +210,7 @@ class LogMeanExp:
             old = state["nu"].to(nu)
             nu = torch.logaddexp(old + log(1 - self.eta), nu_batch + log(self.eta))
             if all_previous is not None:
-                nu = self._corrected(old, nu_batch, self.batch_value(all_previous.double() / self.r))
+                nu = self._storm(old, nu_batch, self.batch_value(all_previous.double() / self.r))
         log_weights = values.double() / self.r - nu
         if self.mean_weight_limit is not None:
             excess = nu_batch - nu
@@ -144,22 +219,28 @@ class LogMeanExp:
             log_weights = log_weights.clamp_max(log(self.cap))
         return log_weights.exp().to(values.dtype), {"nu": nu, "r": r}
 
-    def _corrected(self, old: Tensor, nu_batch: Tensor, nu_previous: Tensor) -> Tensor:
-        """log of STORM's u_batch + (1 - eta) (u - u_previous), but never below the batch's share in the plain average:
-        the difference can be negative, u cannot."""
+    def _storm(self, old: Tensor, nu_batch: Tensor, nu_previous: Tensor) -> Tensor:
+        """Return the logarithm of STORM's estimate u_batch + (1 - eta) (u - u_previous).
+
+        The difference can be so negative that the estimate would be; eta * u_batch, which a moving average contains as
+        well, is therefore its lower bound.
+        """
         largest = torch.stack([old, nu_batch, nu_previous]).amax(0)
         difference = (old - largest).exp() - (nu_previous - largest).exp()
         total = (nu_batch - largest).exp() + (1 - self.eta) * difference
         return torch.maximum(largest + total.clamp_min(0).log(), nu_batch + log(self.eta))
 
     def value(self, values: Tensor) -> Tensor:
+        """Return r log mean exp(loss / r) of these losses, (), or the capped objective."""
         scaled = values.double() / self.r
         nu = self.batch_value(scaled)
         if self.cap is None:
             return (self.r * nu).to(values.dtype)
-        log_weights = (scaled - nu).clamp_max(log(self.cap)).detach()  # the maximum's slope is that of its weights
+        # Detached: the gradient of a maximum is that at its maximizer, held fixed.
+        log_weights = (scaled - nu).clamp_max(log(self.cap)).detach()
         weights = log_weights.exp()
         return (self.r * (weights * (scaled - log_weights)).mean()).to(values.dtype)
 
     def estimate(self, state: State) -> Tensor:
+        """Return u, the running mean of exp(loss / r), ()."""
         return state["nu"].exp()

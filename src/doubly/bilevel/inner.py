@@ -1,54 +1,48 @@
-"""The one inner loop: K projected steps on h_i(delta), all samples at once (Algorithm 1, lines 4-7)."""
+"""The inner loop: K projected steps on h_i(delta) for all samples at once (lines 4-7 of Algorithm 1)."""
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from doubly.bilevel.face import Face, flat
+from doubly.bilevel.constraints import Constraint
+from doubly.bilevel.rows import flat, mean_row
+from doubly.bilevel.step_rules import GradientStep, StepRule
 
 T = TypeVar("T")
 Inner = Callable[[Tensor], Tensor]  # delta (B, ...) -> h_i (B,)
 
 
-@runtime_checkable
-class Constraint(Protocol):
-    """A convex set per sample."""
+@dataclass(frozen=True)
+class Descent:
+    """Settings of the inner solver of `minimize`: projected steps of one rule.
 
-    def project(self, delta: Tensor) -> Tensor: ...
+    Args:
+        rule: How a step follows from a gradient.
+        steps: Largest number of steps.
+        tolerance: Stop as soon as no projected gradient is longer than this; None takes all steps.
+    """
 
-    def at(self, fraction: Tensor) -> Tensor:
-        """A point of the set from uniform draws in [0,1], one per coordinate."""
-        ...
-
-    def face(self, delta: Tensor, slope: Tensor) -> Face:
-        """The face on which a minimizer delta with gradient `slope` lies."""
-        ...
-
-
-@runtime_checkable
-class StepRule(Protocol):
-    """Turns a gradient into an increment. The constraint is handed in for steps that are preconditioned by it."""
-
-    def init(self, delta: Tensor) -> dict[str, Tensor]: ...
-
-    def step(
-        self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+    rule: StepRule = GradientStep()
+    steps: int = 10
+    tolerance: float | None = None
 
 
 def identity(values: T) -> T:
+    """Return the argument."""
     return values
 
 
-def pooled(rows: Tensor) -> Tensor:
-    """The mean of the rows, as one row; not copied where there is but one."""
-    return rows if len(rows) == 1 else rows.mean(0, keepdim=True)
-
-
 def gap(constraint: Constraint, delta: Tensor, slope: Tensor) -> Tensor:
-    """(B,): length of the projected gradient |delta - project(delta - slope)|, 0 at a minimizer."""
+    """Return the norm of the projected gradient |delta - project(delta - slope)| of each row; 0 at a minimizer.
+
+    Args:
+        constraint: The set of each row.
+        delta: Points of the sets, (B, ...).
+        slope: Gradients of the inner function there, (B, ...).
+    """
     return flat(delta - constraint.project(delta - slope)).square().sum(1).sqrt()
 
 
@@ -61,28 +55,41 @@ def projected_descent(
     tolerance: float | None = None,
     *,
     shared: bool = False,
-    gather: Callable[[Tensor], Tensor] = identity,
+    all_gather: Callable[[Tensor], Tensor] = identity,
 ) -> Tensor:
-    """delta after `steps` steps of `rule`, detached. One backward pass per step, with respect to delta alone.
+    """Minimize a function of each row by projected steps, with one backward pass per step.
 
-    With a tolerance it stops once the projected gradient of no sample is longer. `gather` concatenates the rows of all
-    processes, which stop together; `shared`: they have the same one row, whose gradient is the mean of theirs.
+    Args:
+        inner: Function delta (B, ...) -> h_i (B,); row i of delta must only enter h_i.
+        start: The points to start from, (B, ...); they are projected first.
+        constraint: The set of each row.
+        rule: How a step follows from a gradient.
+        steps: Largest number of steps.
+        tolerance: Stop as soon as the projected gradient of no row is longer than this; None takes all steps.
+        shared: Whether delta is a single row that several processes share; its gradient is the mean of theirs.
+        all_gather: Concatenates the rows of all processes, which then stop at the same step.
+
+    Returns:
+        delta after the last step, (B, ...), detached.
+
+    Raises:
+        ArithmeticError: If a gradient of `inner` is NaN or infinite.
     """
     delta = constraint.project(start.detach())
     state = rule.init(delta)
-    gradient = delta  # where there is no step
+    gradient = delta  # checked below if there is no step
     with torch.no_grad():
         for _ in range(steps):
             delta.requires_grad_()
             with torch.enable_grad():
                 (gradient,) = torch.autograd.grad(inner(delta).sum(), delta)
-            gradient = pooled(gather(gradient)) if shared else gradient
-            if tolerance is not None and gather(gap(constraint, delta, gradient)).max() <= tolerance:
+            gradient = mean_row(all_gather(gradient)) if shared else gradient
+            if tolerance is not None and all_gather(gap(constraint, delta, gradient)).max() <= tolerance:
                 break
             increment, state = rule.step(gradient, delta, constraint, state)
             delta = constraint.project(delta + increment)
-    # Read once, so that no step waits for the device. A NaN stays in delta; but sign(nan) is 0, and the steps would go
-    # nowhere without a word: there it is in the last gradient.
+    # Checked once, so that no step waits for the device. A NaN stays in delta, except after sign(nan) = 0, where the
+    # steps silently stop: there it is still in the last gradient.
     if not torch.isfinite(delta.sum() + gradient.sum()):
         raise ArithmeticError("the gradient of the inner function is NaN or infinite")
     return delta.detach()

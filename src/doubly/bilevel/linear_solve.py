@@ -1,8 +1,9 @@
-"""Solvers of A_i v_i = b_i, batched over rows: a solver is a value, called with the product v -> A v and with b.
+"""Solvers of the linear systems A_i v_i = b_i, one per row, that need only products with A.
 
-`inverse_diagonal` is the inverse of a diagonal D, such as the barrier's curvature, that is added to A and only known by
-its inverse: it may be 0 where D is infinite. With a `tolerance` a solver reports the relative residual of each row and
-warns where it is missed; without one it is cut off on purpose and says nothing.
+Some solvers take `inverse_diagonal`, the inverse of a diagonal matrix D that is added to A, such as the curvature of a
+barrier. D itself is never formed: where it is infinite, its inverse is 0. With a `tolerance` a solver reports the
+relative residual of each row and warns where the residual is larger; without one it stops early on purpose, and neither
+reports nor warns.
 """
 
 import warnings
@@ -13,35 +14,72 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from doubly.bilevel.face import as_rows, dot, flat
+from doubly.bilevel.rows import dot, flat, per_row
 
 MatVec = Callable[[Tensor], Tensor]
 
 
 class SolverWarning(UserWarning):
-    """A linear solve missed its tolerance: the implicit term is approximate."""
+    """Warning that a linear solve missed its tolerance, so that the implicit term is approximate."""
 
 
 class Solution(NamedTuple):
+    """The result of a linear solve.
+
+    Attributes:
+        v: The solutions, (B, ...).
+        residual: Relative residual |b - A v| / |b| of each row, (B,); None if the solver does not compute it.
+    """
+
     v: Tensor
-    residual: Tensor | None = None  # (B,): |b - A v| / |b|, where it is known
+    residual: Tensor | None = None
 
 
 class Solver(Protocol):
-    def __call__(self, matvec: MatVec, b: Tensor) -> Solution: ...
+    """A callable that solves A_i v_i = b_i for all rows, such as `ConjugateGradient`.
+
+    A plain function will do if it returns no residual.
+
+    Attributes:
+        tolerance: Largest relative residual without a warning; None if the solver reports no residual.
+    """
+
+    @property
+    def tolerance(self) -> float | None: ...
+
+    def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
+        """Solve the systems.
+
+        Args:
+            matvec: Product v -> A v for all rows at once, (B, ...) -> (B, ...).
+            b: Right-hand sides, (B, ...).
+
+        Returns:
+            The solutions and, if the solver computes them, their relative residuals.
+        """
+        ...
 
 
-def _relative(residual: Tensor, b: Tensor) -> Tensor:
+def _relative_norm(residual: Tensor, b: Tensor) -> Tensor:
+    """Return |residual| / |b| of each row, (B,)."""
     return (dot(residual, residual) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
 
 
-def _judged(v: Tensor, residual: Tensor, tolerance: float, remedy: str, bent: Tensor | None = None) -> Solution:
-    """The solution, after a warning where it misses the tolerance or, in rows that are `bent`, is no minimizer's."""
-    missed = ~(residual <= tolerance)  # a NaN is missed too
-    if bent is not None and bent.any():
-        missed = missed | bent
+def _checked(v: Tensor, residual: Tensor, tolerance: float, remedy: str, concave: Tensor | None = None) -> Solution:
+    """Return the solution, and warn if it misses the tolerance.
+
+    Args:
+        v: The solutions, (B, ...).
+        residual: Their relative residuals, (B,).
+        tolerance: Largest relative residual without a warning.
+        remedy: What the user can do, for the message.
+        concave: Rows whose system was seen to have no positive curvature, (B,); they are warned about as well.
+    """
+    missed = ~(residual <= tolerance)  # true for NaN as well
+    if concave is not None and concave.any():
+        missed = missed | concave
         remedy = (
-            f"inner has no positive curvature at delta in {int(bent.sum())} of them; take more inner steps, or add "
+            f"inner has no positive curvature at delta in {int(concave.sum())} of them; take more inner steps, or add "
             "curvature to inner, such as a multiple of the squared norm of delta"
         )
     if missed.any():
@@ -56,33 +94,51 @@ def _judged(v: Tensor, residual: Tensor, tolerance: float, remedy: str, bent: Te
 
 @dataclass(frozen=True, eq=False)
 class Diagonal:
-    """With `inverse_diagonal`, A is neglected beside D (Proposition 1 on ReLU networks, whose curvature in delta
-    vanishes): v = D^-1 b. Without, A is taken to be diagonal, as it is where h is a sum over the coordinates of delta:
-    one product gives it.
+    """Solver for diagonal systems, which needs at most two products.
+
+    With `inverse_diagonal` it returns v = D^-1 b and neglects A beside D, as Proposition 1 does for ReLU networks,
+    whose curvature in delta vanishes. Otherwise it takes A to be diagonal, as it is where h is a sum over the
+    coordinates of delta, and finds it by one product.
+
+    Args:
+        inverse_diagonal: The inverse of D, (B, ...), or None.
+        tolerance: Largest relative residual without a warning, for a solve without `inverse_diagonal`; None neither
+            computes it nor warns.
     """
 
     inverse_diagonal: Tensor | None = None
     tolerance: float | None = 1e-5
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
+        """Solve the systems; see `Solver`."""
         if self.inverse_diagonal is not None:
             return Solution(self.inverse_diagonal * b)
         diagonal = matvec(torch.ones_like(b))
         v = b / diagonal
         if self.tolerance is None:
             return Solution(v)
-        residual = _relative(b - matvec(v), b)
-        bent = flat(diagonal < 0).any(1) & (residual <= self.tolerance)
+        residual = _relative_norm(b - matvec(v), b)
+        concave = flat(diagonal < 0).any(1) & (residual <= self.tolerance)
         remedy = "the Hessian of inner is singular or not diagonal; use ConjugateGradient or Direct"
-        return _judged(v, residual, self.tolerance, remedy, bent)
+        return _checked(v, residual, self.tolerance, remedy, concave)
 
 
 @dataclass(frozen=True, eq=False)
 class ConjugateGradient:
-    """(A + D) v = b for symmetric A, by conjugate gradients.
+    """Conjugate-gradient solver of (A + D) v = b for symmetric A.
 
-    `preconditioner` maps a residual to about A^-1 of it. With D they run on z = D^(1/2) v, which needs only D^(-1/2),
-    and start from the diagonal solution D^-1 b; without D from 0. A row of negative curvature keeps what it has.
+    With D the iteration runs on z = D^(1/2) v, which needs only D^(-1/2), and starts from D^-1 b; without D it starts
+    from 0. A row in which it meets negative curvature keeps its last iterate.
+
+    Args:
+        iterations: Largest number of iterations.
+        tolerance: Relative residual at which a row is solved; None takes all iterations, and neither reports the
+            residual nor warns.
+        inverse_diagonal: The inverse of D, (B, ...); None for D = 0.
+        preconditioner: Function that maps a residual r to approximately A^-1 r, (B, ...) -> (B, ...).
+
+    Raises:
+        ValueError: If both `inverse_diagonal` and `preconditioner` are given.
     """
 
     iterations: int = 10
@@ -95,6 +151,7 @@ class ConjugateGradient:
             raise ValueError("inverse_diagonal is the preconditioner already: give one of the two")
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
+        """Solve the systems; see `Solver`."""
         if self.inverse_diagonal is None:
             return self._solve(matvec, b, torch.zeros_like(b), b)
         scale = self.inverse_diagonal.sqrt()
@@ -107,60 +164,79 @@ class ConjugateGradient:
         return Solution(scale * v, residual)
 
     def _solve(self, matvec: MatVec, b: Tensor, v: Tensor, residual: Tensor) -> Solution:
-        enough = (self.tolerance or 0.0) ** 2 * dot(b, b)
+        """Solve from the start v, whose residual is given."""
+        target = (self.tolerance or 0.0) ** 2 * dot(b, b)
         smoothed = self.preconditioner(residual) if self.preconditioner else residual
         direction, product = smoothed, dot(residual, smoothed)
         convex = torch.ones_like(product, dtype=torch.bool)
         squares = dot(residual, residual)
-        best, least = v, squares  # on a singular system the last iterate can be anywhere
+        best, best_squares = v, squares  # the last iterate of a singular system can be arbitrarily bad
         for _ in range(self.iterations):
-            going = convex & (squares > enough)
-            if self.tolerance is not None and not going.any():
+            running = convex & (squares > target)
+            if self.tolerance is not None and not running.any():
                 break
             image = matvec(direction)
             curvature = dot(direction, image)
-            convex = convex & ((curvature > 0) | ~going)
-            going = going & convex
-            step = as_rows(torch.where(going, product / curvature, 0), b)
+            convex = convex & ((curvature > 0) | ~running)
+            running = running & convex
+            step = per_row(torch.where(running, product / curvature, 0), b)
             v, residual = torch.addcmul(v, step, direction), torch.addcmul(residual, step, image, value=-1)
             smoothed = self.preconditioner(residual) if self.preconditioner else residual
             previous, product = product, dot(residual, smoothed)
-            direction = torch.addcmul(smoothed, as_rows(torch.where(going, product / previous, 0), b), direction)
+            direction = torch.addcmul(smoothed, per_row(torch.where(running, product / previous, 0), b), direction)
             squares = dot(residual, residual) if self.preconditioner else product
-            best, least = torch.where(as_rows(squares < least, v), v, best), torch.minimum(squares, least)
+            best = torch.where(per_row(squares < best_squares, v), v, best)
+            best_squares = torch.minimum(squares, best_squares)
         if self.tolerance is None:
             return Solution(best)
-        # Not the residual of the recurrence, which rounding lets drift away from that of v.
-        residual, remedy = _relative(b - matvec(best), b), "allow more iterations, or give a preconditioner"
-        return _judged(best, residual, self.tolerance, remedy, ~convex)
+        # The residual of the recurrence drifts away from that of v by rounding, so it is computed anew.
+        residual, remedy = _relative_norm(b - matvec(best), b), "allow more iterations, or give a preconditioner"
+        return _checked(best, residual, self.tolerance, remedy, ~convex)
 
 
 @dataclass(frozen=True)
 class Neumann:
-    """v = size * sum_{k<terms} (I - size A)^k b: converges where 0 < size * A < 2."""
+    """Truncated Neumann series v = size * sum_{k<terms} (I - size A)^k b, which converges if 0 < size * A < 2.
+
+    Args:
+        size: Step size of the series; with that of the inner steps it gives what unrolling `terms` of them would.
+        terms: Number of terms.
+        tolerance: Largest relative residual without a warning; None neither computes it nor warns.
+    """
 
     size: float = 0.1
     terms: int = 10
     tolerance: float | None = 1e-3
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
+        """Solve the systems; see `Solver`."""
         v = self.size * b
         for _ in range(self.terms - 1):
             v = v + self.size * (b - matvec(v))
         if self.tolerance is None:
             return Solution(v)
-        residual = _relative(b - matvec(v), b)
-        return _judged(v, residual, self.tolerance, "take more terms, or a smaller size; inner must be convex")
+        residual = _relative_norm(b - matvec(v), b)
+        return _checked(v, residual, self.tolerance, "take more terms, or a smaller size; inner must be convex")
 
 
 @dataclass(frozen=True)
 class Direct:
-    """The matrix written out, by one product per coordinate, and factorized: for small delta, as a reference."""
+    """Direct solver that builds each matrix by one product per coordinate and factorizes it; for small delta.
+
+    Args:
+        tolerance: Largest relative residual without a warning; None neither computes it nor warns.
+        largest: Largest number of coordinates of a row.
+    """
 
     tolerance: float | None = 1e-5
-    largest: int = 2048  # coordinates of a row
+    largest: int = 2048
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
+        """Solve the systems; see `Solver`.
+
+        Raises:
+            ValueError: If a row has more than `largest` coordinates, or a matrix is singular or indefinite.
+        """
         size = b[0].numel()
         if size > self.largest:
             raise ValueError(f"Direct would build matrices of {size} x {size}: use ConjugateGradient, or raise largest")
@@ -181,5 +257,7 @@ class Direct:
         v = torch.cholesky_solve(column, factor)
         if self.tolerance is None:
             return Solution(v.view_as(b))
-        residual = _relative(column - matrix @ v, column)
-        return _judged(v.view_as(b), residual, self.tolerance, "the Hessian of inner is badly conditioned; use float64")
+        residual = _relative_norm(column - matrix @ v, column)
+        return _checked(
+            v.view_as(b), residual, self.tolerance, "the Hessian of inner is badly conditioned; use float64"
+        )

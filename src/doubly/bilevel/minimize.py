@@ -1,7 +1,4 @@
-"""Algorithm 1 whole: min over theta of f( mean_i g_i(theta, delta_i*(theta)) ), for any problem.
-
-A step solves the inner problems of one batch, takes the CID estimate there and hands it to a torch optimizer.
-"""
+"""Algorithm 1 as one function: minimize f(mean_i g_i(theta, delta_i*(theta))) over theta, for any problem."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,35 +7,58 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doubly.bilevel.bar import Bar
-from doubly.bilevel.batches import batches
+from doubly.bilevel.batches import iterate_batches
 from doubly.bilevel.cid import Direction, Terms, check_inside
+from doubly.bilevel.communicator import Communicator, SingleProcess
 from doubly.bilevel.composition import Composition, RunningMean, State
-from doubly.bilevel.inner import Constraint
-from doubly.bilevel.leaves import leaves_of, trained
-from doubly.bilevel.levels import Alone, Descent, Here, Levels, Processes
+from doubly.bilevel.constraints import Constraint, WholeSpace
+from doubly.bilevel.inner import Descent
 from doubly.bilevel.linear_solve import ConjugateGradient, Solver
-from doubly.bilevel.whole_space import WholeSpace
+from doubly.bilevel.outer_step import OuterStep, StepInput
+from doubly.bilevel.parameters import parameters_of, trainable
+from doubly.bilevel.progress_bar import ProgressBar
 
-Schedule = Callable[[int], float]  # of the step
+Schedule = Callable[[int], float]  # of the number of the step
+MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 class Step(NamedTuple):
-    """What a callback is told, once theta has moved."""
+    """What the callback of `minimize` receives after each step.
 
-    number: int  # from 0
+    Attributes:
+        number: Number of the step, from 0.
+        theta: The outer variable, after the step.
+        delta: The inner solutions of this batch, at the theta before the step.
+        direction: The CID estimate that the optimizer used.
+        record: The numbers of this step in the history.
+    """
+
+    number: int
     theta: Any
-    delta: Tensor  # of this batch
+    delta: Tensor
     direction: Direction
-    record: dict[str, float]  # the step's line of the history
+    record: dict[str, float]
 
 
 class Result(NamedTuple):
-    theta: Any  # the one that was given, changed in place
+    """What `minimize` returns.
+
+    Attributes:
+        theta: The object that was passed in, changed in place.
+        delta: The latest inner solution of each sample, or the shared one; that of the last batch if the batches came
+            from an iterable.
+        u: The running estimate of the mean of g, in the composition's own form.
+        history: One number per step for each of value (f of the batch), gradient (length of the estimate), gap (longest
+            projected inner gradient), residual (of the linear solve), step_size and eta; float64, NaN where a number
+            was not computed.
+        state: The state of the composition, to be passed to a further call.
+    """
+
+    theta: Any
     delta: Tensor
-    u: Tensor  # the running estimate, as the composition keeps it
-    history: dict[str, Tensor]  # value, gradient, gap, residual, step_size, eta: one number per step
-    state: State  # hand it to the next call to go on from here
+    u: Tensor
+    history: dict[str, Tensor]
+    state: State
 
 
 def minimize(
@@ -47,7 +67,7 @@ def minimize(
     delta: Tensor,
     data: Any = None,
     *,
-    optimizer: torch.optim.Optimizer | Callable[[list[Tensor]], torch.optim.Optimizer],
+    optimizer: torch.optim.Optimizer | MakeOptimizer,
     steps: int,
     batch_size: int | None = None,
     composition: Composition = RunningMean(),
@@ -64,90 +84,132 @@ def minimize(
     callback: Callable[[Step], bool | None] | None = None,
     progress: bool = False,
     seed: int = 0,
-    processes: Processes = Alone(),
+    communicator: Communicator = SingleProcess(),
 ) -> Result:
-    """Algorithm 1 for `steps` steps, or until `callback` returns True. theta is changed in place.
+    """Minimize F(theta) = f(mean_i g_i(theta, delta_i*(theta))), where delta_i* minimizes h_i(theta, .) over a set V_i.
 
-    problem      (theta, delta, batch) -> Terms: g_i and h_i of the batch, one per sample
-    theta        a module, a tensor, or a list or dict of tensors
-    delta        the start: one row per row of `data`; with `shared`, one variable of any shape
-    data         tensors of equally many rows (one, a tuple or a dict of them), cut to batches of `batch_size` and
-                 reshuffled each epoch; or an iterable of batches, each with fresh rows of delta; or None
-    optimizer    a torch optimizer of theta, or what makes one: partial(torch.optim.SGD, lr=0.1)
-    composition  f and how u is estimated; the plain mean of g by default
-    constraint   V_i, or a function that makes it for a batch
-    solve        of the linear system; None leaves the implicit term out. It warns once; the history has all residuals
-    inner        h_i alone, where that is cheaper than the whole problem
-    warm_start   from a sample's last delta; without it each solve starts from the delta given
-    step_size    beta_t, and eta: eta_t, as functions of the step; else as the optimizer and the composition have them
-    storm        correct u by what the last step of theta did to this batch, for a second inner solve
+    Each step solves the inner problems of one batch, takes the CID estimate there and hands it to a torch optimizer.
+
+    Args:
+        problem: Function (theta, delta, batch) -> Terms: g_i and h_i of the batch, one value per sample.
+        theta: A module, a tensor, or a list or dict of tensors; changed in place.
+        delta: Start of the inner variables, one row per row of `data`; with `shared` one variable of any shape.
+        data: Tensors with one row per sample (one, or a tuple or dict of them), which are cut into batches in a new
+            order each epoch; an iterable of batches, whose rows of delta all start from `delta`; or None.
+        optimizer: A torch optimizer of theta, or a function that makes one: partial(torch.optim.SGD, lr=0.1).
+        steps: Number of steps.
+        batch_size: Samples in a batch, over all processes; None takes all samples.
+        composition: The outer function f and how u is estimated; by default F is the mean of g.
+        constraint: The sets V_i, or a function that makes them for a batch.
+        descent: The inner solver.
+        solve: Solver of the linear systems; None leaves the implicit term out. It warns once if it misses its
+            tolerance; the history holds all residuals.
+        inner: Function (theta, delta, batch) -> h_i alone, where that is cheaper than the whole problem.
+        shared: Whether all samples share one delta.
+        warm_start: Whether an inner solve starts from the sample's latest solution; otherwise from `delta`.
+        step_size: Learning rate as a function of the step; None leaves it to the optimizer.
+        eta: eta of the composition as a function of the step; None leaves it to the composition.
+        storm: Correct u by the change of this batch's g in the last step, at the cost of a second inner solve.
+        state: `Result.state` of an earlier call, to continue from its estimate u.
+        callback: Called after each step; the run ends when it returns True.
+        progress: Whether to draw a progress bar on stderr.
+        seed: Decides the order of the samples.
+        communicator: The processes that work on the problem; each passes the same arguments.
+
+    Returns:
+        theta and delta after the last step, the estimate u, and the history.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind; the message says of which kind it must be.
+        ValueError: If shapes, sizes or settings do not fit; the message says what to change.
+        ArithmeticError: If the value, the gradient or an inner gradient is not finite; the message names the step.
     """
-    leaves = leaves_of(theta)
-    levels = Levels(problem, inner, theta, leaves, descent, solve, shared, processes)
-    rank, size = processes.world()
-    latest, state, lines = delta.detach().clone(), dict(state or {}), []
-    before: list[Tensor] | None = None
-    unsolved = False
     _check_kinds(composition, constraint)
-    with trained(leaves), Bar(steps, progress and rank == 0) as bar:
-        used = _optimizer(optimizer, leaves)
-        stream = batches(data, None if shared else len(delta), batch_size, seed, rank, size)
-        for number, (ids, batch) in zip(range(steps), stream, strict=False):
+    parameters = parameters_of(theta)
+    outer_step = OuterStep(problem, inner, theta, parameters, descent, solve, shared, communicator)
+    solutions = _InnerSolutions(delta.detach(), shared, warm_start, communicator)
+    rank, world_size = communicator.rank, communicator.world_size
+    state, records, warn = dict(state or {}), [], True
+    previous_theta: list[Tensor] | None = None
+    with trainable(parameters), ProgressBar(steps, progress and rank == 0) as bar:
+        torch_optimizer = _make_optimizer(optimizer, parameters)
+        batches = iterate_batches(data, None if shared else len(delta), batch_size, seed, rank, world_size)
+        for number, (ids, batch) in zip(range(steps), batches, strict=False):
             if step_size is not None:
-                for group in used.param_groups:
+                for group in torch_optimizer.param_groups:
                     group["lr"] = step_size(number)
-            composed = composition if eta is None else replace(composition, eta=eta(number))  # type: ignore[type-var]
-            known = latest if warm_start and (shared or ids is not None) else delta.detach()
-            here = Here(
+            step = StepInput(
                 batch,
-                known if shared or ids is None else known[ids.view(size, -1)[rank].to(known.device)],
+                solutions.start(ids),
                 constraint if isinstance(constraint, Constraint) else constraint(batch),
-                composed,
+                composition if eta is None else replace(composition, eta=eta(number)),  # type: ignore[type-var]
                 state,
+                previous_theta,
             )
             if number == 0:
-                check_inside(here.constraint, here.start[None] if shared else here.start)
-            previous = None if before is None else levels.outer_at(before, here)
-            before = [leaf.detach().clone() for leaf in leaves] if storm else None
-            found = levels.guarded(number, unsolved, used, here, previous)
-            unsolved = unsolved or _missed(found.direction.residual, solve)
-            state = found.direction.state
-            if shared or ids is None:
-                latest = found.delta
-            else:
-                latest[ids.to(latest.device)] = processes.gather(found.delta)
-            lines.append(levels.line(found, here, used))
-            bar.show(number + 1, lines[-1])
-            if callback and callback(Step(number, theta, found.delta, found.direction, lines[-1])):
+                check_inside(step.constraint, step.start[None] if shared else step.start)
+            theta_values = [parameter.detach().clone() for parameter in parameters] if storm else None
+            output = outer_step.run_numbered(torch_optimizer, step, number, warn)
+            previous_theta, state = theta_values, output.direction.state
+            warn = warn and not outer_step.missed_tolerance(output)
+            solutions.store(ids, output.delta)
+            records.append(outer_step.record(output, step, torch_optimizer))
+            bar.draw(number + 1, records[-1])
+            if callback and callback(Step(number, theta, output.delta, output.direction, records[-1])):
                 break
-    if not lines:
+    if not records:
         raise ValueError("nothing was done: steps must be positive, and data must hold a batch")
-    history = {name: torch.tensor([line[name] for line in lines], dtype=torch.float64) for name in lines[0]}
-    return Result(theta, latest, composition.estimate(state), history, state)
+    history = {name: torch.tensor([record[name] for record in records], dtype=torch.float64) for name in records[0]}
+    return Result(theta, solutions.latest, composition.estimate(state), history, state)
 
 
-def _missed(residual: Tensor | None, solve: Solver | None) -> bool:
-    tolerance = getattr(solve, "tolerance", None)
-    return residual is not None and tolerance is not None and not bool((residual <= tolerance).all())
+class _InnerSolutions:
+    """The latest inner solution of each sample, from which its next inner solve starts if `warm_start`."""
+
+    def __init__(self, delta: Tensor, shared: bool, warm_start: bool, communicator: Communicator) -> None:
+        self.first, self.latest = delta, delta.clone()
+        self.shared, self.warm_start, self.communicator = shared, warm_start, communicator
+
+    def start(self, ids: Tensor | None) -> Tensor:
+        """Return where the inner solve of this process's part of a batch starts.
+
+        Args:
+            ids: Rows of the global batch; None for a batch from an iterable, whose rows are not known.
+        """
+        if self.shared:
+            return self.latest if self.warm_start else self.first
+        if ids is None:
+            return self.first
+        rows = self.latest if self.warm_start else self.first
+        return rows[ids.view(self.communicator.world_size, -1)[self.communicator.rank].to(rows.device)]
+
+    def store(self, ids: Tensor | None, delta: Tensor) -> None:
+        """Keep the inner solutions of this process's part of a batch, and those of the other processes."""
+        if self.shared or ids is None:
+            self.latest = delta
+        else:
+            self.latest[ids.to(self.latest.device)] = self.communicator.all_gather(delta)
 
 
 def _check_kinds(composition: Any, constraint: Any) -> None:
-    """Two slips that torch would answer with something else."""
-    if not hasattr(composition, "update"):
+    """Raise a TypeError for two mistakes that torch would report less clearly."""
+    if not isinstance(composition, Composition):
         raise TypeError(
-            f"composition must be one of doubly.bilevel's, got {type(composition).__name__}: RunningMean(f)"
+            f"composition must have update, value, estimate and eta, got {type(composition).__name__}: for a function "
+            "f pass RunningMean(f)"
         )
     if isinstance(constraint, type):
         raise TypeError(f"constraint must be a value or a function of the batch: write {constraint.__name__}(…)")
 
 
-def _optimizer(
-    optimizer: torch.optim.Optimizer | Callable[[list[Tensor]], torch.optim.Optimizer], leaves: list[Tensor]
+def _make_optimizer(
+    optimizer: torch.optim.Optimizer | MakeOptimizer, parameters: list[Tensor]
 ) -> torch.optim.Optimizer:
-    made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(leaves)
-    held = {id(tensor) for group in made.param_groups for tensor in group["params"]}
-    if not all(id(leaf) in held for leaf in leaves):
+    """Return the optimizer, made from the parameters if it is a function, once it is known to hold all of them."""
+    result = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(parameters)
+    held = {id(tensor) for group in result.param_groups for tensor in group["params"]}
+    if not all(id(parameter) in held for parameter in parameters):
         raise ValueError(
             "optimizer does not hold all tensors of theta: make it from them, or pass a function that does"
         )
-    return made
+    return result

@@ -1,95 +1,164 @@
-"""How one inner step follows from a gradient: plain, normalized, sign, Adam, preconditioned by the barrier."""
+"""Rules for one step of the inner loop: plain gradient, momentum, sign, normalized, Adam and barrier steps."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from doubly.bilevel.box import Box
-from doubly.bilevel.face import flat
-from doubly.bilevel.inner import Constraint, StepRule
+from doubly.bilevel.constraints import Box, Constraint
+from doubly.bilevel.rows import norms, per_row
 
-State = dict[str, Tensor]
+State = dict[str, Tensor]  # what a rule remembers from step to step
+
+
+class StepRule:
+    """A rule that turns gradients of the inner function into steps; a subclass is a frozen dataclass.
+
+    A subclass implements `step`, and `init` if it remembers something from step to step.
+    """
+
+    needs_box: ClassVar[bool] = False
+    """whether the constraint must be a `Box`, whose barrier the rule follows"""
+    rests_without_gradient: ClassVar[bool] = False
+    """whether a row whose gradient is 0 does not move"""
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The step sizes of the rule, which `scaled` multiplies."""
+        return ()
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same rule with `factor` times the step size.
+
+        Raises:
+            TypeError: If the rule has no step size.
+        """
+        if not self.sizes:
+            raise TypeError(
+                f"{type(self).__name__} has no size, so its steps cannot be scaled: use a step rule with one"
+            )
+        return replace(self, size=factor * self.sizes[0])  # type: ignore[type-var]
+
+    def init(self, delta: Tensor) -> State:
+        """Make the state of the rule before its first step.
+
+        Args:
+            delta: The start of the inner loop, (B, ...).
+
+        Returns:
+            The state, empty for rules that remember nothing.
+        """
+        return {}
+
+    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        """Compute one step.
+
+        Args:
+            gradient: Gradients of the inner function at delta, (B, ...).
+            delta: The current points, (B, ...).
+            constraint: The constraint, for rules that precondition their step by it.
+            state: What the previous step, or `init`, returned.
+
+        Returns:
+            The increment of delta, (B, ...), before it is projected, and the new state.
+        """
+        raise NotImplementedError
+
+
+class SizedStep(StepRule):
+    """A rule with one step size."""
+
+    size: float
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The step size."""
+        return (self.size,)
 
 
 @dataclass(frozen=True)
-class GradientStep:
-    """-size * gradient."""
+class GradientStep(SizedStep):
+    """Plain gradient step: -size * gradient."""
 
     size: float = 0.1
     """step size alpha"""
 
-    def init(self, delta: Tensor) -> State:
-        return {}
+    rests_without_gradient: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        """Return the increment of delta and the new state."""
         return -self.size * gradient, state
 
 
 @dataclass(frozen=True)
-class MomentumStep:
-    """-size * the decaying sum of gradients (heavy ball)."""
+class MomentumStep(SizedStep):
+    """Heavy-ball step: -size * a decaying sum of all gradients so far."""
 
     size: float = 0.1
     """step size alpha"""
     decay: float = 0.9
-    """of the sum"""
+    """factor by which the sum of earlier gradients shrinks in each step"""
 
     def init(self, delta: Tensor) -> State:
+        """Return the state before the first step."""
         return {"sum": torch.zeros_like(delta)}
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        """Return the increment of delta and the new state."""
         total = self.decay * state["sum"] + gradient
         return -self.size * total, {"sum": total}
 
 
 @dataclass(frozen=True)
-class SignStep:
-    """-size * sign(gradient)."""
+class SignStep(SizedStep):
+    """Sign step: -size * sign(gradient)."""
 
     size: float = 2 / 255
     """step size alpha"""
 
-    def init(self, delta: Tensor) -> State:
-        return {}
+    rests_without_gradient: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        """Return the increment of delta and the new state."""
         return -self.size * gradient.sign(), state
 
 
 @dataclass(frozen=True)
-class NormalisedStep:
-    """-size * gradient / |gradient|_2 of each sample: the steepest step of a given length, for l2 balls."""
+class NormalizedStep(SizedStep):
+    """Step of fixed l2 length along the gradient of each sample: -size * gradient / |gradient|_2."""
 
     size: float = 0.1
-    """length of a step"""
+    """l2 length of a step"""
 
-    def init(self, delta: Tensor) -> State:
-        return {}
+    rests_without_gradient: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        norms = flat(gradient).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
-        return -self.size * gradient / norms.view(-1, *[1] * (gradient.dim() - 1)), state
+        """Return the increment of delta and the new state."""
+        lengths = norms(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
+        return -self.size * gradient / per_row(lengths, gradient), state
 
 
 @dataclass(frozen=True)
-class AdamStep:
-    """Adam on delta; the first step is a sign step of the same size."""
+class AdamStep(SizedStep):
+    """Adam step; the first one nearly equals a sign step of the same size."""
 
     size: float = 2 / 255
     """step size alpha"""
     decay: float = 0.9
-    """of the first moment"""
+    """decay of the first moment"""
     decay_squares: float = 0.999
-    """of the second moment"""
+    """decay of the second moment"""
     floor: float = 1e-8
     """added to the root of the second moment"""
 
     def init(self, delta: Tensor) -> State:
+        """Return the state before the first step."""
         zeros = torch.zeros_like(delta)
         return {"mean": zeros, "squares": zeros, "steps": torch.zeros((), device=delta.device, dtype=delta.dtype)}
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        """Return the increment of delta and the new state."""
         steps = state["steps"] + 1
         mean = torch.lerp(gradient, state["mean"], self.decay)
         squares = torch.lerp(gradient.square(), state["squares"], self.decay_squares)
@@ -99,18 +168,34 @@ class AdamStep:
 
 
 @dataclass(frozen=True)
-class FirstThen:
-    """One rule for the first step and another for those after it."""
+class FirstThen(StepRule):
+    """One rule for the first step and another rule for all later steps."""
 
     first: StepRule = field(default_factory=SignStep)
-    """the first step"""
+    """rule of the first step"""
     then: StepRule = field(default_factory=GradientStep)
-    """all others"""
+    """rule of all later steps"""
+
+    @property
+    def needs_box(self) -> bool:  # type: ignore[override]
+        """Whether one of the two rules needs a `Box`."""
+        return self.first.needs_box or self.then.needs_box
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The step sizes of both rules."""
+        return (*self.first.sizes, *self.then.sizes)
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same pair of rules with `factor` times their step sizes."""
+        return replace(self, first=self.first.scaled(factor), then=self.then.scaled(factor))
 
     def init(self, delta: Tensor) -> State:
-        return {"first": torch.zeros(())}  # the state of `then` is made when it begins
+        """Return the state before the first step."""
+        return {"first": torch.zeros(())}  # replaced by the state of `then` after the first step
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        """Return the increment of delta and the new state."""
         if "first" in state:
             increment, _ = self.first.step(gradient, delta, constraint, self.first.init(delta))
             return increment, self.then.init(delta)
@@ -118,27 +203,32 @@ class FirstThen:
 
 
 @dataclass(frozen=True)
-class BarrierStep:
-    """A gradient step on h = inner + barrier of the box, divided by 1/size + the barrier's curvature.
+class BarrierStep(SizedStep):
+    """Gradient step on inner + barrier of a `Box`, divided by 1/size + the curvature of the barrier.
 
-    The explicit step is stiff near a face: there the barrier throws delta across the whole box. This one has the same
-    fixed points, equals the explicit step where the barrier is flat, and at most about doubles a slack that is too
-    small (docs/numerics.md). Numerator and denominator are multiplied by the squared slacks, so nothing divides by one.
+    The explicit step is stiff near a face of the box, where the barrier throws delta across the whole box. This step
+    has the same fixed points, equals the explicit step where the barrier is flat, and at most about doubles a slack
+    that is too small (docs/numerics.md).
     """
 
     size: float = 1250 / 255
     """step size alpha, where the barrier is flat"""
     margin: float = 1e-3
-    """share of the box width that is kept free at each face: on a face itself the barrier cannot push back"""
+    """share of the box width that is kept free at each face, because the barrier cannot push back on the face itself"""
     preconditioned: bool = True
     """divide by the curvature; without it this is line 6 of Algorithm 1, which leaves the box near its faces"""
 
-    def init(self, delta: Tensor) -> State:
-        return {}
+    needs_box: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        """Return the increment of delta and the new state.
+
+        Raises:
+            TypeError: If the constraint is not a `Box`.
+        """
         if not isinstance(constraint, Box):
             raise TypeError(f"BarrierStep needs a Box, whose barrier it follows; got {type(constraint).__name__}")
+        # Numerator and denominator are multiplied by the squared slacks, so that nothing is divided by a slack.
         above, below = constraint.slacks(delta)
         product = above * below
         numerator = gradient * product.square() + constraint.strength * product * (below - above)

@@ -1,12 +1,12 @@
-"""Distributionally robust means whose weights have a threshold: chi-square DRO and CVaR of losses.
+"""Distributionally robust means of losses: mean plus variance, chi-square DRO, and CVaR.
 
-Both are max over weights w >= 0 of mean 1 of mean(w * loss) minus a penalty, and by duality
+The last two maximize mean(w * loss) minus a penalty over weights w >= 0 of mean 1. By duality that equals
 
-    min over t of  t + mean penalty*(loss - t) ,
+    min over t of  t + mean(conjugate of the penalty at loss - t) ,
 
-so they carry one more variable than a mean, the threshold t. A step moves it by a proximal step on the batch's dual:
-at eta = 1 to the batch's own threshold; at smaller eta less far, so that its fixed point is that of all samples and not
-the average of what small batches say.
+so these compositions keep a threshold t instead of a mean. A batch moves it by a proximal step on the batch's dual: at
+eta = 1 to the threshold of the batch itself, at smaller eta less far. The fixed point of these steps is the threshold
+of all samples, which the average of the thresholds of small batches is not.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,23 @@ from torch import Tensor
 
 from doubly.bilevel.composition import State, check_losses, require
 
-POINTS, ROUNDS = 64, 12  # each round of the search shortens the bracket 63-fold: 12 exhaust float64
+POINTS, ROUNDS = 64, 12  # each round of the search shortens the bracket 63-fold, so 12 rounds exhaust float64
 
 
-def crossing(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The bracket, one rounding error wide, in which a falling function of t (n,) -> (n,) passes 0."""
+def zero_bracket(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Find where a decreasing function crosses 0.
+
+    Args:
+        excess: The function, evaluated at several points at once, (n,) -> (n,).
+        low: A point at which the function is not negative, ().
+        high: A point at which it is not positive, ().
+
+    Returns:
+        The ends of a bracket that is one rounding error wide.
+    """
     fractions = torch.linspace(0, 1, POINTS, dtype=low.dtype, device=low.device)
     for _ in range(ROUNDS):
-        points = torch.lerp(low, high, fractions)  # which is exact at both ends
+        points = torch.lerp(low, high, fractions)  # exact at both ends
         last = ((excess(points) >= 0).sum() - 1).clamp(0, POINTS - 2)
         low, high = points[last], points[last + 1]
     return low, high
@@ -32,9 +41,17 @@ def crossing(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> t
 
 @dataclass(frozen=True)
 class MeanVariance:
-    """f(mean g) = mean + variance / (2 r) of losses, with g = (loss, loss^2): chi-square DRO if no weight is clipped.
+    """Mean plus variance / (2 r) of losses: chi-square DRO without bounds on the weights.
 
-    The weight of a sample is 1 + (loss - mean) / r, so it is negative for losses more than r below the mean.
+    The weight of a sample is 1 + (loss - mean) / r, which is negative for losses more than r below the mean. It is the
+    composition f(u) = u_1 + (u_2 - u_1^2) / (2 r) of g = (loss, loss^2).
+
+    Args:
+        r: Temperature: small values give the variance more weight.
+        eta: Weight of the newest batch, 0 < eta <= 1.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     r: float = 1.0
@@ -47,6 +64,7 @@ class MeanVariance:
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
+        """Refresh the moments and return (weights, new state); see `Composition.update`."""
         check_losses(values, "MeanVariance")
         u = _moments(all_values)
         if state:
@@ -55,21 +73,33 @@ class MeanVariance:
         return (1 + (values.double() - u[0]) / self.r).to(values.dtype), {"u": u}
 
     def value(self, values: Tensor) -> Tensor:
+        """Return mean + variance / (2 r) of these losses, ()."""
         return values.mean() + values.var(correction=0) / (2 * self.r)
 
     def estimate(self, state: State) -> Tensor:
+        """Return the running means of loss and loss^2, (2,)."""
         return state["u"]
 
 
 def _moments(losses: Tensor) -> Tensor:
+    """Return the means of the losses and of their squares, (2,)."""
     return torch.stack([losses.double().mean(), losses.double().square().mean()])
 
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """max over 0 <= w <= cap of mean(w * loss) - r/2 mean (w - 1)^2: chi-square DRO of losses.
+    """Chi-square DRO of losses: the maximum over weights 0 <= w <= cap of mean(w * loss) - r/2 mean((w - 1)^2).
 
-    w = clip(1 + (loss - t) / r, 0, cap). As long as nothing is clipped, t is the running mean of eq. 10.
+    The weights are clip(1 + (loss - t) / r, 0, cap). While no weight is clipped, the threshold t is the running mean of
+    the losses. A change of r starts it anew.
+
+    Args:
+        r: Temperature: small values give the largest losses more weight.
+        eta: Weight of the newest batch, 0 < eta <= 1.
+        cap: Upper bound of every weight; None for no bound.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     r: float = 1.0
@@ -85,7 +115,8 @@ class ChiSquare:
         return (1 + (losses - threshold) / self.r).clamp(0, self.cap)
 
     def _threshold(self, losses: Tensor, state: State) -> Tensor:
-        if self.cap == 1:  # every weight is 1, whatever came before
+        """Return the threshold after a proximal step from the one in `state`, or the batch's own without a state."""
+        if self.cap == 1:  # every weight is 1
             return losses.min()
         old = state["threshold"].to(losses) if state else losses.mean()
         pull = (1 - self.eta) / self.eta / self.r if state else 0.0
@@ -93,36 +124,52 @@ class ChiSquare:
         def excess(thresholds: Tensor) -> Tensor:
             return self._weights(losses[:, None], thresholds).mean(0) - 1 - pull * (thresholds - old)
 
-        low, high = crossing(excess, torch.minimum(losses.min(), old), torch.maximum(losses.max(), old))
+        low, high = zero_bracket(excess, torch.minimum(losses.min(), old), torch.maximum(losses.max(), old))
         return (low + high) / 2
 
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
+        """Refresh the threshold and return (weights, new state); see `Composition.update`.
+
+        Raises:
+            ValueError: If `all_previous` is given, since STORM corrects a running mean only.
+        """
         check_losses(values, "ChiSquare")
-        _refuse(all_previous, "ChiSquare")
+        _refuse_storm(all_previous, "ChiSquare")
         r = torch.tensor(self.r, dtype=torch.float64)
-        known = state if state and state["r"] == r else {}  # as u, the threshold belongs to one r
-        threshold = self._threshold(all_values.double(), known)
+        state = state if state and state["r"] == r else {}  # a threshold belongs to one r
+        threshold = self._threshold(all_values.double(), state)
         return self._weights(values.double(), threshold).to(values.dtype), {"threshold": threshold, "r": r}
 
     def value(self, values: Tensor) -> Tensor:
+        """Return the maximum over the weights of these losses, ()."""
         losses = values.double()
         threshold = self._threshold(losses, {}).detach()
-        weights = self._weights(losses, threshold).detach()  # the maximum's slope is theirs
-        # From the threshold on, so that a large common part of the losses costs no digits; the weights have mean 1.
+        # Detached: the gradient of a maximum is that at its maximizer, held fixed.
+        weights = self._weights(losses, threshold).detach()
+        # The weights have mean 1, so the threshold can be added last: a common part of the losses costs no digits.
         rest = weights * (losses - threshold) - self.r / 2 * (weights - 1).square()
         return (threshold + rest.mean()).to(values.dtype)
 
     def estimate(self, state: State) -> Tensor:
+        """Return the threshold t, ()."""
         return state["threshold"]
 
 
 @dataclass(frozen=True)
 class CVaR:
-    """max over 0 <= w <= 1/alpha of mean(w * loss): the mean of the worst share alpha of the losses.
+    """Conditional value at risk: the mean of the share `alpha` of the samples with the largest losses.
 
-    w is 1/alpha above the threshold and 0 below; samples on it share what is left. 1 is the plain mean.
+    It is the maximum over weights 0 <= w <= 1 / alpha of mean(w * loss). A weight is 1 / alpha above the threshold and
+    0 below; samples on the threshold share what is left. A change of alpha starts the threshold anew.
+
+    Args:
+        alpha: Share of the samples that count, 0 < alpha <= 1; 1 gives the plain mean.
+        eta: Weight of the newest batch, 0 < eta <= 1.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     alpha: float = 0.5
@@ -133,48 +180,56 @@ class CVaR:
         require(0 < self.eta <= 1, "eta", self.eta, "0 < eta <= 1")
 
     def _bracket(self, losses: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """The threshold between its two neighbors in float64, and the weight of the samples there."""
-        if self.alpha == 1:  # every weight is 1, whatever came before
+        """Return a bracket of the threshold, one rounding error wide, and the weight of the samples inside it."""
+        if self.alpha == 1:  # every weight is 1
             return losses.min() - 1, losses.min() - 1, torch.ones_like(losses[0])
         old = state["threshold"].to(losses) if state else losses.mean()
-        # In units of the spread before this batch: one that depended on the batch would bias the fixed point.
+        # In units of the spread of earlier batches: a unit that depended on this batch would bias the fixed point.
         pull = (1 - self.eta) / self.eta / state["scale"].to(losses) if state else torch.zeros_like(old)
 
         def excess(thresholds: Tensor) -> Tensor:
             above = (losses[:, None] > thresholds).to(losses.dtype).mean(0)
             return above / self.alpha - 1 - pull * (thresholds - old)
 
-        room = losses.max() - losses.min() + 1e-6 * (1 + losses.abs().max())  # the lowest loss itself may be on it
-        low = torch.minimum(losses.min(), old) - room
-        low, high = crossing(excess, low, torch.maximum(losses.max(), old))
-        above, on = (part.to(losses).sum() for part in (losses > high, (losses > low) & (losses <= high)))
-        left = len(losses) * (1 + pull * (high - old)) - above / self.alpha
-        return low, high, (left / on.clamp_min(1)).clamp(0, 1 / self.alpha)
+        margin = losses.max() - losses.min() + 1e-6 * (1 + losses.abs().max())  # the threshold can be the lowest loss
+        low = torch.minimum(losses.min(), old) - margin
+        low, high = zero_bracket(excess, low, torch.maximum(losses.max(), old))
+        above, inside = (part.to(losses).sum() for part in (losses > high, (losses > low) & (losses <= high)))
+        mass_left = len(losses) * (1 + pull * (high - old)) - above / self.alpha
+        return low, high, (mass_left / inside.clamp_min(1)).clamp(0, 1 / self.alpha)
 
-    def _weights(self, losses: Tensor, low: Tensor, high: Tensor, on: Tensor) -> Tensor:
-        return (losses > high).to(losses) / self.alpha + ((losses > low) & (losses <= high)) * on
+    def _weights(self, losses: Tensor, low: Tensor, high: Tensor, weight_inside: Tensor) -> Tensor:
+        return (losses > high).to(losses) / self.alpha + ((losses > low) & (losses <= high)) * weight_inside
 
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
+        """Refresh the threshold and return (weights, new state); see `Composition.update`.
+
+        Raises:
+            ValueError: If `all_previous` is given, since STORM corrects a running mean only.
+        """
         check_losses(values, "CVaR")
-        _refuse(all_previous, "CVaR")
+        _refuse_storm(all_previous, "CVaR")
         losses, alpha = all_values.double(), torch.tensor(self.alpha, dtype=torch.float64)
-        known = state if state and state["alpha"] == alpha else {}
-        low, high, on = self._bracket(losses, known)
+        state = state if state and state["alpha"] == alpha else {}  # a threshold belongs to one alpha
+        low, high, weight_inside = self._bracket(losses, state)
         spread = (losses - high).abs().mean().clamp_min(torch.finfo(losses.dtype).eps * (1 + high.abs()))
-        scale = torch.lerp(known["scale"].to(spread), spread, self.eta) if known else spread
-        weights = self._weights(values.double(), low, high, on).to(values.dtype)
+        scale = torch.lerp(state["scale"].to(spread), spread, self.eta) if state else spread
+        weights = self._weights(values.double(), low, high, weight_inside).to(values.dtype)
         return weights, {"threshold": high, "scale": scale, "alpha": alpha}
 
     def value(self, values: Tensor) -> Tensor:
+        """Return the mean of the worst share `alpha` of these losses, ()."""
         losses = values.double()
         return (self._weights(losses, *self._bracket(losses, {})).detach() * losses).mean().to(values.dtype)
 
     def estimate(self, state: State) -> Tensor:
+        """Return the threshold t, ()."""
         return state["threshold"]
 
 
-def _refuse(all_previous: Tensor | None, name: str) -> None:
+def _refuse_storm(all_previous: Tensor | None, name: str) -> None:
+    """Raise a ValueError if there are values at the previous theta: STORM needs a running mean."""
     if all_previous is not None:
         raise ValueError(f"storm corrects a running mean, and {name} keeps a threshold: leave storm off")

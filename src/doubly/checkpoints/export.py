@@ -1,15 +1,23 @@
-"""A trained network for other tools: a plain state dict, without prefixes, as safetensors."""
+"""Write a trained network for other tools: a plain state dict, without prefixes, as safetensors."""
 
 from pathlib import Path
 
 import safetensors.torch
 
-from doubly.checkpoints.load import load_run, trained_weights
+from doubly.checkpoints.load import load_run, load_trained_weights
 
 
 def export_run(directory: Path, output: Path, which: str = "last") -> None:
-    """Names and tensors as in `model.state_dict()`; the metadata says what it is."""
-    about = {"format": "pt", "recipe": load_run(directory).name, "checkpoint": which}
-    tensors, _, _ = trained_weights(directory, which)
+    """Write the weights of a run directory's checkpoint.
+
+    Names and tensors are those of `model.state_dict()`; the file's metadata names recipe and checkpoint.
+
+    Args:
+        directory: The run directory.
+        output: The file to write.
+        which: last or best.
+    """
+    metadata = {"format": "pt", "recipe": load_run(directory).name, "checkpoint": which}
+    weights = load_trained_weights(directory, which)
     output.parent.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_file(tensors, output, about)
+    safetensors.torch.save_file(weights.tensors, output, metadata)

@@ -1,12 +1,13 @@
-"""Checkpoints: a directory of safetensors and JSON, which either stands whole or does not exist.
+"""Checkpoint files: a directory of safetensors and JSON that is either complete or does not exist.
 
-It is written beside the old one, flushed to disk and renamed; the old one goes only when the new one stands.
+A checkpoint is written beside the old one, flushed to disk and renamed; the old one is removed only when the new one is
+complete.
 """
 
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -15,7 +16,39 @@ from torch import Tensor
 from doubly.errors import UsageError
 from doubly.rundir import read_json, sha256, write_json
 
-SCHEMA = 1
+SCHEMA = 2
+
+
+class Checkpoint(NamedTuple):
+    """The contents of a checkpoint.
+
+    Attributes:
+        tensors: Groups of tensors by name, one safetensors file each.
+        info: Everything else, as state.json keeps it.
+    """
+
+    tensors: dict[str, dict[str, Tensor]]
+    info: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
+    """Write folder/name atomically, with checksums of the tensor files."""
+    target, new, previous = folder / name, folder / f".{name}.new", folder / f".{name}.previous"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    for group, values in checkpoint.tensors.items():
+        file = new / f"{group}.safetensors"
+        safetensors.torch.save_file({k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, file)
+        _flush(file)
+    checksums = {file.name: sha256(file) for file in sorted(new.iterdir())}
+    write_json(new / "state.json", {"schema": SCHEMA, "checksums": checksums, **checkpoint.info})
+    _flush(new)
+    if target.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        target.rename(previous)
+    new.rename(target)
+    _flush(folder)
+    shutil.rmtree(previous, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
@@ -26,33 +59,17 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def save(folder: Path, name: str, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any]) -> None:
-    """Write folder/name: one safetensors file per group of tensors, and state.json with `info` and their checksums."""
-    target, fresh, previous = folder / name, folder / f".{name}.fresh", folder / f".{name}.previous"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    for group, values in tensors.items():
-        file = fresh / f"{group}.safetensors"
-        safetensors.torch.save_file({k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, file)
-        _flush(file)
-    checksums = {file.name: sha256(file) for file in sorted(fresh.iterdir())}
-    write_json(fresh / "state.json", {"schema": SCHEMA, "checksums": checksums, **info})
-    _flush(fresh)
-    if target.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        target.rename(previous)
-    fresh.rename(target)
-    _flush(folder)
-    shutil.rmtree(previous, ignore_errors=True)
+def find_checkpoint(folder: Path, name: str) -> Path | None:
+    """Return the named checkpoint, or the one before it if the process died between two renames; None if neither."""
+    return next((path for path in (folder / name, folder / f".{name}.previous") if path.is_dir()), None)
 
 
-def find(folder: Path, name: str) -> Path | None:
-    """The checkpoint that stands: the named one, or the one before if the process died between two renames."""
-    return next((p for p in (folder / name, folder / f".{name}.previous") if p.is_dir()), None)
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint and check it against its checksums.
 
-
-def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """(tensors by group, info), checked against their checksums."""
+    Raises:
+        UsageError: If it is damaged, or of another version.
+    """
     if not (path / "state.json").is_file():
         raise UsageError(f"checkpoint {path} is damaged (state.json is missing): delete it to begin again")
     info = read_json(path / "state.json")
@@ -69,6 +86,6 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
             raise UsageError(f"checkpoint {path} is damaged ({file} is missing or changed): delete it to begin again")
         try:
             tensors[part.stem] = safetensors.torch.load_file(part)
-        except SafetensorError as problem:
-            raise UsageError(f"checkpoint {path} is damaged ({file}: {problem})") from None
-    return tensors, info
+        except SafetensorError as error:
+            raise UsageError(f"checkpoint {path} is damaged ({file}: {error})") from None
+    return Checkpoint(tensors, info)

@@ -1,22 +1,45 @@
-"""What a run directory holds: its configuration, and the network that it trained."""
+"""Load what a run directory holds: its configuration, and the network that it trained."""
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from doubly.checkpoints import files as checkpoint
+from doubly.checkpoints.files import find_checkpoint, load_checkpoint
 from doubly.config.run import Run
-from doubly.config.serialize import difference, from_json, to_json
-from doubly.config.user_code import OwnModel, fill, without_initial_weights
+from doubly.config.serialize import first_difference, from_json, to_json
 from doubly.errors import UsageError
+from doubly.models import Model
+from doubly.models.weights import fill_model
 from doubly.rundir import RunDir, read_json
 from doubly.seeding import global_generators
 
+# How a run is named in tables, and how and where it is computed: a run may be resumed with other values.
+NOT_COMPARED = ("label", "table", "device", "save_seconds", "microbatch", "recompute_activations")
+RETRY_SECONDS = 0.2  # a run that is training may replace a checkpoint while it is read
+
+
+class TrainedWeights(NamedTuple):
+    """The weights of a checkpoint.
+
+    Attributes:
+        tensors: The state dict; that of the averaged weights if the run kept an EMA.
+        info: The checkpoint's state.json.
+        path: Where the checkpoint is.
+    """
+
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+    path: Path
+
 
 def load_run(path: Path) -> Run:
-    """The configuration of a run directory."""
+    """Read the configuration of a run directory.
+
+    Raises:
+        UsageError: If it is not a run directory, or its config.json is not valid.
+    """
     if not RunDir(path).config.is_file():
         raise UsageError(f"{path} is no run directory: it has no config.json; give one that `doubly train` wrote")
     run = from_json(read_json(RunDir(path).config))
@@ -25,48 +48,67 @@ def load_run(path: Path) -> Run:
     return run
 
 
-def other_configuration(path: Path, run: Run) -> str | None:
-    """How a run directory differs from this run, but for where its files are and how it is run; None if it does not."""
+def config_difference(path: Path, run: Run) -> str | None:
+    """Return how a run directory's configuration differs from `run`; None if only in how and where it is computed."""
     saved, config = to_json(load_run(path)), to_json(run)
     for tree in (saved, config):
-        for name in ("label", "table", "device", "save_seconds", "microbatch", "recompute_activations"):
+        for name in NOT_COMPARED:
             tree.pop(name, None)
         tree["data"].pop("root", None)
-    return difference(saved, config)
+    return first_difference(saved, config)
 
 
-def trained_weights(path: Path, which: str) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
-    """(state dict, info, where it stands) of a run's checkpoint; the averaged weights where the run kept an average."""
+def load_trained_weights(path: Path, which: str) -> TrainedWeights:
+    """Read the weights of a run directory's checkpoint.
+
+    Args:
+        path: The run directory.
+        which: last or best.
+
+    Raises:
+        UsageError: If there is no such checkpoint, or it is damaged.
+    """
     folder = RunDir(path).checkpoints
-    standing = checkpoint.find(folder, which)
-    if standing is None:
-        known = ", ".join(sorted(p.name for p in folder.glob("[!.]*"))) or "none"
-        raise UsageError(f"{path} has no checkpoint '{which}' (there are: {known}): train first, or choose another")
+    found = find_checkpoint(folder, which)
+    if found is None:
+        names = ", ".join(sorted(p.name for p in folder.glob("[!.]*"))) or "none"
+        raise UsageError(f"{path} has no checkpoint '{which}' (there are: {names}): train first, or choose another")
     try:
-        tensors, info = checkpoint.load(standing)
-    except UsageError:  # a run that is still training may have put a new one in its place meanwhile
-        time.sleep(0.2)
-        standing = checkpoint.find(folder, which) or standing
-        tensors, info = checkpoint.load(standing)
-    return tensors.get("average") or tensors["model"], info, standing
+        checkpoint = load_checkpoint(found)
+    except UsageError:
+        time.sleep(RETRY_SECONDS)
+        found = find_checkpoint(folder, which) or found
+        checkpoint = load_checkpoint(found)
+    tensors = checkpoint.tensors
+    return TrainedWeights(tensors.get("ema") or tensors["model"], checkpoint.info, found)
 
 
-def load_model(path: Path, which: str = "last", own: OwnModel | None = None) -> nn.Module:
-    """The trained network of a run directory."""
-    return trained(path, which, own)[0]
+def load_model(path: Path, which: str = "last", architecture: Model | None = None) -> nn.Module:
+    """Return the trained network of a run directory.
+
+    Args:
+        path: The run directory.
+        which: last or best.
+        architecture: What builds the network, if not the run's own configuration.
+
+    Raises:
+        UsageError: If there is no such checkpoint, it is damaged, or the network does not fit its weights.
+    """
+    return load_model_and_info(path, which, architecture)[0]
 
 
-def trained(path: Path, which: str, own: OwnModel | None) -> tuple[nn.Module, dict[str, Any]]:
-    """(network, info) of one and the same checkpoint."""
-    run = load_run(path)
-    tensors, info, standing = trained_weights(path, which)
+def load_model_and_info(path: Path, which: str, architecture: Model | None) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the network and the state.json of one and the same checkpoint; see `load_model`."""
+    run, weights = load_run(path), load_trained_weights(path, which)
     try:
-        channels, classes = int(info["channels"]), len(info["classes"])
+        channels, classes = int(weights.info["channels"]), len(weights.info["classes"])
     except (KeyError, TypeError, ValueError):
-        raise UsageError(f"checkpoint {standing} is damaged: state.json lacks the channels or the classes") from None
-    source = without_initial_weights(own or run.model)
+        raise UsageError(
+            f"checkpoint {weights.path} is damaged: state.json lacks the channels or the classes"
+        ) from None
+    source = (architecture or run.model).without_initial_weights()
     # Mean and standard deviation are buffers of the network, and come with its weights.
     with global_generators(0):
         model = source.build(channels, classes, [0.0] * channels, [1.0] * channels)
-    fill(model, tensors, standing)
-    return model, info
+    fill_model(model, weights.tensors, weights.path)
+    return model, weights.info

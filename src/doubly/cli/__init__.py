@@ -176,7 +176,7 @@ def _read(path: Path) -> Any:
 
 def changed(run: Any, changes: list[str]) -> Any:
     """--set PATH=JSON, or PATH=KIND for a part with its defaults."""
-    from doubly.config.serialize import KINDS, nearest, replaced
+    from doubly.config.serialize import KINDS, replaced, suggestion
 
     for change in changes:
         path, equals, text = change.partition("=")
@@ -185,7 +185,7 @@ def changed(run: Any, changes: list[str]) -> Any:
         try:
             value = text if text in KINDS else json.loads(text)
         except ValueError:
-            raise UsageError(f"--set {path}: '{text}' is neither JSON nor a kind{nearest(text, KINDS)}") from None
+            raise UsageError(f"--set {path}: '{text}' is neither JSON nor a kind{suggestion(text, KINDS)}") from None
         run = replaced(run, path, value)
     return run
 
@@ -244,7 +244,7 @@ def listing(arguments: list[str]) -> int:
     """Show what there is: doubly list methods|attacks|models|datasets|recipes|passes [BEGINNING]."""
     from doubly.attacks import ATTACKS
     from doubly.attacks.autoattack import AutoAttack
-    from doubly.config.serialize import nearest
+    from doubly.config.serialize import suggestion
     from doubly.data import DATASETS
     from doubly.methods import METHODS
     from doubly.models import MODELS
@@ -269,7 +269,7 @@ def listing(arguments: list[str]) -> int:
         OUT.print(f"doubly list {'|'.join(tables)} [BEGINNING] | passes", markup=False, highlight=False)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     if arguments[0] not in tables:
-        raise UsageError(f"there is no list of '{arguments[0]}'{nearest(arguments[0], tables)}")
+        raise UsageError(f"there is no list of '{arguments[0]}'{suggestion(arguments[0], tables)}")
     beginning = arguments[1] if len(arguments) == 2 else ""
     for name, thing in tables[arguments[0]].items():
         if name.startswith(beginning):

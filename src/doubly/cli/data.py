@@ -30,12 +30,12 @@ def fetch(arguments: list[str], out: Console) -> None:
     """Download a dataset: doubly data fetch NAME [--data-root DIR]."""
     import tyro
 
-    from doubly.config.serialize import nearest
+    from doubly.config.serialize import suggestion
     from doubly.data import DATASETS
-    from doubly.data.download import Listener
-    from doubly.data.download import fetch as fetch_files
-    from doubly.data.files import data_folder
-    from doubly.data.published import PUBLISHED
+    from doubly.data.download.dataset_files import data_folder
+    from doubly.data.download.fetch import Listener
+    from doubly.data.download.fetch import fetch as fetch_files
+    from doubly.data.download.published import PUBLISHED
 
     @dataclass(frozen=True)
     class Options:
@@ -54,7 +54,7 @@ def fetch(arguments: list[str], out: Console) -> None:
     if options.name in DATASETS and options.name not in PUBLISHED:
         raise UsageError(f"there is nothing to fetch for '{options.name}': it reads what you have")
     if options.name not in PUBLISHED:
-        raise UsageError(f"there is nothing to fetch for '{options.name}'{nearest(options.name, PUBLISHED)}")
+        raise UsageError(f"there is nothing to fetch for '{options.name}'{suggestion(options.name, PUBLISHED)}")
     root = data_folder(options.data_root)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=out, disable=not out.is_terminal) as bars:
@@ -84,9 +84,9 @@ def inspect(arguments: list[str], out: Console) -> None:
     """Counts, shapes, channel means and a contact sheet: doubly data inspect NAME|RECIPE [--data-root DIR]."""
     import tyro
 
+    from doubly.data import load_splits, train_split
     from doubly.data.contact_sheet import contact_sheet
-    from doubly.data.decoding import SUFFIXES
-    from doubly.training.setup import chosen_device, load_splits, prepare
+    from doubly.data.sources.decoding import SUFFIXES
 
     @dataclass(frozen=True)
     class Options:
@@ -110,8 +110,8 @@ def inspect(arguments: list[str], out: Console) -> None:
     if sheet.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{sheet} names no kind of picture: end it in .png")
     run = run_of(options.name, options.data_root, changes)
-    splits = load_splits(run)
-    train, test = prepare(run, splits, chosen_device("cpu")).train, splits.test
+    splits = load_splits(run.data)
+    train, test = train_split(run.data, splits).train, splits.test
     table = Table("class", "train", "test", title=options.name)
     for name, *counts in zip(train.classes, train.counts().tolist(), test.counts().tolist(), strict=True):
         table.add_row(name, *(f"{count:,}" for count in counts))
@@ -139,15 +139,15 @@ def imbalance(arguments: list[str], out: Console) -> None:
     import tyro
 
     from doubly.config.serialize import to_json
-    from doubly.data import IMBALANCES
-    from doubly.data.kept import kept_images
+    from doubly.data import IMBALANCES, load_splits
+    from doubly.data.imbalance import selection_file
     from doubly.rundir import write_json
-    from doubly.training.setup import load_splits
 
     @dataclass(frozen=True)
     class Options:
-        """One JSON for each ratio, to be shared, and named by a run: --set data.imbalance='{"kind": "imbalance.kept",
-        "file": FILE}'. --set FIELD=JSON changes a field of the dataset."""
+        """One JSON for each ratio, to be shared, and named by a run: --set
+        data.imbalance='{"kind": "imbalance.selected", "file": FILE}'. --set FIELD=JSON changes a field of the
+        dataset."""
 
         name: Annotated[str, tyro.conf.Positional]
         """dataset or recipe"""
@@ -169,12 +169,12 @@ def imbalance(arguments: list[str], out: Console) -> None:
         raise UsageError("give at least one --ratio, as in --ratio 0.1 0.2 0.5")
     kinds = [IMBALANCES[options.profile](ratio, options.seed) for ratio in options.ratio]
     run = run_of(options.name, options.data_root, changes)
-    train = load_splits(run).train
+    train = load_splits(run.data).train
     chosen = [train.subset(kind.keep(train.y, len(train.classes))) for kind in kinds]  # all before any is written
     options.output.mkdir(parents=True, exist_ok=True)
     for kind, kept in zip(kinds, chosen, strict=True):
         path = options.output / f"{options.name}-{options.profile}-{kind.ratio!r}-s{options.seed}.json"
-        write_json(path, kept_images(kept, {"dataset": to_json(run.data.source), "imbalance": to_json(kind)}))
+        write_json(path, selection_file(kept, {"dataset": to_json(run.data.source), "imbalance": to_json(kind)}))
         counts = " ".join(map(str, kept.counts().tolist()))
         line = f"{path}: {len(kept):,} of {len(train):,} images stay, by class {counts}"
         out.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -20,11 +20,11 @@ FOR_PLANS = (
 
 def reproduce(arguments: list[str], out: Console, err: Console) -> int:
     options = _options(arguments)  # first, so that --help comes at once
-    from doubly.config.serialize import nearest
+    from doubly.config.serialize import suggestion
     from doubly.studies.plans import PLANS
 
     if options.study not in (*PLANS, *STUDIES):
-        raise UsageError(f"there is no study '{options.study}'{nearest(options.study, [*PLANS, *STUDIES])}")
+        raise UsageError(f"there is no study '{options.study}'{suggestion(options.study, [*PLANS, *STUDIES])}")
     jobs = 2 if options.jobs is None else options.jobs
     if jobs < 1 or options.seeds < 1:
         raise UsageError(f"jobs and seeds are at least 1, got {jobs} and {options.seeds}")

@@ -29,12 +29,12 @@ def reproduce_plan(options: Any, out: Console, err: Console) -> int:
 
 
 def _planned(options: Any, out: Console, err: Console) -> "_Study":
-    from doubly.config.serialize import nearest
+    from doubly.config.serialize import suggestion
     from doubly.studies.plans import PLANS, SCALES, check, jobs
 
     name = options.scale or "small"
     if name not in SCALES:
-        raise UsageError(f"there is no scale '{name}'{nearest(name, SCALES)}")
+        raise UsageError(f"there is no scale '{name}'{suggestion(name, SCALES)}")
     scale, output = SCALES[name], options.output or Path("runs") / name
     given = {key: getattr(options, key) for key in ("images", "autoattack_images")}
     how = replace(scale.measure, **{key: value for key, value in given.items() if value is not None})

@@ -10,7 +10,7 @@ def run_of(name: str, root: str | None, changes: list[str]) -> Any:
     """A recipe as it is; a dataset, folder or file with all its images."""
     from doubly.cli import changed, with_root
     from doubly.config import Data, Run
-    from doubly.config.serialize import nearest
+    from doubly.config.serialize import suggestion
     from doubly.data import DATASETS, Arrays, ImageFolder
     from doubly.methods import Standard
     from doubly.models import SmallCNN
@@ -26,6 +26,6 @@ def run_of(name: str, root: str | None, changes: list[str]) -> Any:
     elif place.is_file():
         run = Run(Data(Arrays(name)), SmallCNN(), Standard())
     else:
-        raise UsageError(f"there is no dataset, recipe, folder or file '{name}'{nearest(name, [*DATASETS, *RECIPES])}")
+        raise UsageError(f"there is no dataset, recipe, folder or file '{name}'{suggestion(name, [*DATASETS, *RECIPES])}")
     paths = [change if change.startswith("data.") else f"data.source.{change}" for change in changes]
     return with_root(changed(run, paths), root)

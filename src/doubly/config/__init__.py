@@ -1,5 +1,7 @@
 """What a run is: the tree of settings, its JSON form, and code named by the user."""
 
-from doubly.config.run import SGD, Data, Run, Validation
+from doubly.config.optimizers import SGD, Adam, AdamW, OptimizerConfig
+from doubly.config.run import Run, Validation
+from doubly.data import Data
 
-__all__ = ["SGD", "Data", "Run", "Validation"]
+__all__ = ["SGD", "Adam", "AdamW", "Data", "OptimizerConfig", "Run", "Validation"]

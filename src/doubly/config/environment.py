@@ -14,29 +14,13 @@ import torch
 import doubly
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _commit() -> str | None:
-    """Of the checkout that the package runs from, if it is one."""
-    here = Path(doubly.__file__).parent
-    try:
-        asked = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def command() -> str:
-    """What was typed."""
+def command_line() -> str:
+    """Return the command that was typed."""
     return shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "doubly"), *sys.argv[1:]])
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Return versions, device, threads and command, as environment.json keeps them."""
     return {
         "doubly": doubly.__version__,
         "commit": _commit(),
@@ -45,6 +29,23 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
-        "command": command(),
+        "command": command_line(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout that the package runs from, if it is one."""
+    folder = Path(doubly.__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,8 +1,8 @@
-"""Runs as JSON: every node is an object with its kind. Names become objects here and nowhere below, by tables alone."""
+"""Runs as JSON: every node is an object with its kind. Names become objects here and nowhere else, by tables alone."""
 
 import difflib
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from fractions import Fraction
 from math import isfinite
@@ -10,46 +10,45 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from doubly.attacks import ATTACKS
 from doubly.bilevel import STEP_RULES
-from doubly.config.run import SGD, Data, Run, Validation
-from doubly.config.user_code import GivenData, GivenModel, OwnModel
-from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Augmentation
+from doubly.config.optimizers import OPTIMIZERS, InMemoryOptimizer
+from doubly.config.run import Run, Validation
+from doubly.config.user_code import InMemoryData, InMemoryModel, UserModel
+from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Data
 from doubly.errors import UsageError
-from doubly.losses import LOSSES, Loss
+from doubly.losses import LOSSES
 from doubly.methods import METHODS
 from doubly.models import MODELS
 from doubly.schedules import SCHEDULES
 from doubly.threat import THREATS
-from doubly.types import Attack
 
+_TABLES: dict[str, Mapping[str, type]] = {
+    "threat": THREATS,
+    "loss": LOSSES,
+    "schedule": SCHEDULES,
+    "step": STEP_RULES,
+    "attack": ATTACKS,
+    "method": METHODS,
+    "model": {**MODELS, "user": UserModel, "in_memory": InMemoryModel},
+    "dataset": {**DATASETS, "in_memory": InMemoryData},
+    "imbalance": IMBALANCES,
+    "augment": AUGMENTATIONS,
+    "optimizer": {**OPTIMIZERS, "in_memory": InMemoryOptimizer},
+}
 KINDS: dict[str, type] = {
     "run": Run,
     "data": Data,
-    "sgd": SGD,
     "validation": Validation,
-    "own_model": OwnModel,
-    "given_model": GivenModel,
-    "given_data": GivenData,
-    **{f"threat.{name}": kind for name, kind in THREATS.items()},
-    **{f"loss.{name}": kind for name, kind in LOSSES.items()},
-    **{f"schedule.{name}": kind for name, kind in SCHEDULES.items()},
-    **{f"step.{name}": kind for name, kind in STEP_RULES.items()},
-    **{f"attack.{name}": kind for name, kind in ATTACKS.items()},
-    **{f"method.{name}": kind for name, kind in METHODS.items()},
-    **{f"model.{name}": kind for name, kind in MODELS.items()},
-    **{f"dataset.{name}": kind for name, kind in DATASETS.items()},
-    **{f"imbalance.{name}": kind for name, kind in IMBALANCES.items()},
-    **{f"augment.{name}": kind for name, kind in AUGMENTATIONS.items()},
-}
-CALLED: dict[type, set[type]] = {
-    Attack: set(ATTACKS.values()),
-    Loss: set(LOSSES.values()),
-    Augmentation: set(AUGMENTATIONS.values()),
+    **{f"{table}.{name}": kind for table, kinds in _TABLES.items() for name, kind in kinds.items()},
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
 
-def fraction(text: str) -> float:
-    """8/255 or 0.03."""
+def parse_number(text: str) -> float:
+    """Return the number of a text such as 8/255 or 0.03.
+
+    Raises:
+        UsageError: If it is neither.
+    """
     try:
         return float(Fraction(text)) if "/" in text else float(text)
     except (ValueError, ZeroDivisionError):
@@ -57,14 +56,19 @@ def fraction(text: str) -> float:
 
 
 def to_json(value: Any) -> Any:
-    """A tree of dataclasses as plain JSON values."""
+    """Return a tree of dataclasses as plain JSON values.
+
+    Raises:
+        UsageError: If a part is in none of the tables, or a number is not finite.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         if type(value) not in _NAMES:
             raise UsageError(
                 f"{type(value).__name__} cannot be saved with the run, since it is in none of doubly's tables: "
                 "add it to METHODS, ATTACKS, … (docs/adding.md), or train with output=None"
             )
-        return {"kind": _NAMES[type(value)], **{f.name: to_json(getattr(value, f.name)) for f in fields(value)}}
+        saved = [f.name for f in fields(value) if f.name != "factory"]  # a function has no JSON form
+        return {"kind": _NAMES[type(value)], **{name: to_json(getattr(value, name)) for name in saved}}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
     if isinstance(value, float) and not isfinite(value):
@@ -73,25 +77,33 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, where: str = "config") -> Any:
-    """The tree again; an unknown kind or key is an error that names the nearest valid one."""
+    """Return the tree that `to_json` was given.
+
+    Args:
+        value: The JSON value.
+        where: Name of this part, for messages.
+
+    Raises:
+        UsageError: If a kind or field is unknown, missing or of the wrong type; it names the suggestion valid one.
+    """
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UsageError(f'{where} must be an object with a "kind", got {value!r:.60}')
     kind = KINDS.get(value["kind"])
     if kind is None:
-        raise UsageError(f"{where} has the unknown kind '{value['kind']}'{nearest(value['kind'], KINDS)}")
+        raise UsageError(f"{where} has the unknown kind '{value['kind']}'{suggestion(value['kind'], KINDS)}")
     hints = get_type_hints(kind)
-    known = {f.name: f for f in fields(kind)}
+    known_fields = {f.name: f for f in fields(kind)}
     for key in value:
-        if key != "kind" and key not in known:
-            raise UsageError(f"{where} ({value['kind']}) has no field '{key}'{nearest(key, known)}")
-    for name, field in known.items():
+        if key != "kind" and key not in known_fields:
+            raise UsageError(f"{where} ({value['kind']}) has no field '{key}'{suggestion(key, known_fields)}")
+    for name, field in known_fields.items():
         if name not in value and field.default is MISSING and field.default_factory is MISSING:
             raise UsageError(f"{where} ({value['kind']}) lacks the field '{name}'")
     return kind(**{key: _typed(item, hints[key], f"{where}.{key}") for key, item in value.items() if key != "kind"})
 
 
-def nearest(word: str, valid: Any) -> str:
-    """', did you mean …?' or the list of what is valid."""
+def suggestion(word: str, valid: Collection[str]) -> str:
+    """Return ": did you mean …?" for the suggestion valid word, or ": valid are …"."""
     close = difflib.get_close_matches(word, list(valid), 1, 0.5)
     if close:
         return f": did you mean '{close[0]}'?"
@@ -101,7 +113,7 @@ def nearest(word: str, valid: Any) -> str:
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the annotation asks for it."""
+    """Return `value` as the annotation asks for it."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -109,14 +121,14 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         return _typed(value, next(a for a in arguments if a is not type(None)), where)
     if origin is Literal:
         if value not in arguments:
-            raise UsageError(f"{where} is {value!r}{nearest(str(value), arguments)}")
+            raise UsageError(f"{where} is {value!r}{suggestion(str(value), arguments)}")
         return value
     if origin is tuple:
         if not isinstance(value, list):
             raise UsageError(f"{where} must be a list, got {value!r:.60}")
         return tuple(_typed(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
     if hint is float and isinstance(value, str):
-        return fraction(value)
+        return parse_number(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint in (int, float, str, bool):
@@ -124,33 +136,48 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
             raise UsageError(f"{where} must be of type {hint.__name__}, got {value!r:.60}")
         return value
     node = from_json(value, where)
-    # A protocol of __call__ alone is met by anything that can be called: there the table decides.
-    if not isinstance(node, hint) or type(node) not in CALLED.get(hint, {type(node)}):
+    if not isinstance(node, hint):
         raise UsageError(f"{where} must be a {hint.__name__}, but {value['kind']} is none")
     return node
 
 
-def replaced(node: Any, path: str, value: Any) -> Any:
-    """The tree with the part at the dotted path replaced; `value` is JSON, or a kind for a part with its defaults."""
+def with_change(node: Any, path: str, value: Any) -> Any:
+    """Return the tree with one part replaced.
+
+    Args:
+        node: A dataclass of the tables, such as a Run.
+        path: Dotted path of the part, as in "optimizer.lr.peak".
+        value: JSON, or a kind for a part with its defaults.
+
+    Raises:
+        UsageError: If there is no such part, or the value does not fit.
+    """
     tree = to_json(node)
     parent, *names = tree, *path.split(".")
     for place, name in enumerate(names):
         if not isinstance(parent, dict) or name not in parent or name == "kind":
-            known = [key for key in parent if key != "kind"] if isinstance(parent, dict) else []
+            valid = [key for key in parent if key != "kind"] if isinstance(parent, dict) else []
             where = ".".join(names[:place]) or "the run"
-            raise UsageError(f"'{path}': {where} has no '{name}'{nearest(name, known)}")
+            raise UsageError(f"'{path}': {where} has no '{name}'{suggestion(name, valid)}")
         if place < len(names) - 1:
             parent = parent[name]
     parent[names[-1]] = {"kind": value} if isinstance(value, str) and value in KINDS else value
     return from_json(tree)
 
 
-def difference(a: Any, b: Any, where: str = "") -> str | None:
-    """The first field in which two JSON trees differ, as 'path: a -> b'."""
+def with_changes(node: Any, changes: Mapping[str, Any]) -> Any:
+    """Return the tree with several parts replaced, in order; see `with_change`."""
+    for path, value in changes.items():
+        node = with_change(node, path, value)
+    return node
+
+
+def first_difference(a: Any, b: Any, where: str = "") -> str | None:
+    """Return the first field in which two JSON trees differ, as 'path: a -> b'; None if they are equal."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in {**a, **b}:
-            found = difference(a.get(key), b.get(key), f"{where}.{key}" if where else key)
-            if found:
-                return found
+            difference = first_difference(a.get(key), b.get(key), f"{where}.{key}" if where else key)
+            if difference:
+                return difference
         return None
     return None if a == b else f"{where}: {a!r} -> {b!r}"

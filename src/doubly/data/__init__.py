@@ -1,17 +1,24 @@
-"""Data as values: where images come from, how they are thinned out, how they are changed on the way to the model."""
+"""Datasets: where images come from, which of them are trained on, and how batches are made of them.
 
-from doubly.data.arrays import Arrays
-from doubly.data.augment import Augmentation, PadCropFlip, ResizedCropFlip, Unchanged
-from doubly.data.cifar import CIFAR10, CIFAR100
-from doubly.data.digits import Digits
-from doubly.data.folder import ImageFolder
-from doubly.data.gtsrb import GTSRB
+`load_splits(Data(CIFAR10()), root)` reads a dataset; `train_split` holds out and thins out its training images;
+`loader.batches` yields the batches of an epoch. A dataset, imbalance or augmentation that is listed in the tables
+below can be named on the command line and in config.json.
+"""
+
+from doubly.data.augmentation import Augmentation, PadCropFlip, ResizedCropFlip, Unchanged
+from doubly.data.config import Data
+from doubly.data.convert import AnyImages, as_images
 from doubly.data.images import DataSource, Images, Splits
-from doubly.data.imbalance import Balanced, ExponentialImbalance, Imbalance, StepImbalance
-from doubly.data.kept import KeptImages
-from doubly.data.mnist import MNIST, FashionMNIST
-from doubly.data.stl10 import STL10
-from doubly.data.svhn import SVHN
+from doubly.data.imbalance import Balanced, ExponentialImbalance, Imbalance, SelectedImages, StepImbalance
+from doubly.data.sources.arrays import Arrays
+from doubly.data.sources.cifar import CIFAR10, CIFAR100
+from doubly.data.sources.digits import Digits
+from doubly.data.sources.folder import ImageFolder
+from doubly.data.sources.gtsrb import GTSRB
+from doubly.data.sources.mnist import MNIST, FashionMNIST
+from doubly.data.sources.stl10 import STL10
+from doubly.data.sources.svhn import SVHN
+from doubly.data.splits import TrainSplit, load_splits, train_split
 
 __all__ = [
     "AUGMENTATIONS",
@@ -23,9 +30,11 @@ __all__ = [
     "MNIST",
     "STL10",
     "SVHN",
+    "AnyImages",
     "Arrays",
     "Augmentation",
     "Balanced",
+    "Data",
     "DataSource",
     "Digits",
     "ExponentialImbalance",
@@ -33,12 +42,16 @@ __all__ = [
     "ImageFolder",
     "Images",
     "Imbalance",
-    "KeptImages",
     "PadCropFlip",
     "ResizedCropFlip",
+    "SelectedImages",
     "Splits",
     "StepImbalance",
+    "TrainSplit",
     "Unchanged",
+    "as_images",
+    "load_splits",
+    "train_split",
 ]
 
 DATASETS: dict[str, type] = {
@@ -57,7 +70,7 @@ IMBALANCES: dict[str, type] = {
     "balanced": Balanced,
     "step": StepImbalance,
     "exponential": ExponentialImbalance,
-    "kept": KeptImages,
+    "selected": SelectedImages,
 }
 AUGMENTATIONS: dict[str, type] = {
     "unchanged": Unchanged,

@@ -1,33 +1,44 @@
-"""One epoch as batches. Images stay on their device; order and augmentation follow from (seed, epoch, step) alone."""
+"""The batches of one epoch. Images stay on their device; order and augmentation follow from (seed, epoch, step)."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from doubly.data.augment import Augmentation
-from doubly.data.images import Images, in_unit_range
-from doubly.distributed import collectives as parallel
+from doubly.data.augmentation import Augmentation
+from doubly.data.images import Images
+from doubly.data.pixels import in_unit_range
 from doubly.errors import UsageError
-from doubly.seeding import generator
+from doubly.seeding import BatchGenerator, Rows, generator
 from doubly.types import Batch
 
 
-def steps_per_epoch(n: int, size: int) -> int:
-    """Batches of `size` over all processes; the last may be smaller, and what they cannot share equally is left out."""
-    _, processes = parallel.world()
-    if size < 1 or size % processes:
+def steps_per_epoch(count: int, batch_size: int, world_size: int = 1) -> int:
+    """Return the number of batches of an epoch.
+
+    The last batch may be smaller. Images that the processes cannot share equally are left out.
+
+    Args:
+        count: Number of training images.
+        batch_size: Images of a batch, over all processes.
+        world_size: Number of processes.
+
+    Raises:
+        UsageError: The batch cannot be shared equally by the processes.
+    """
+    if batch_size < 1 or batch_size % world_size:
         raise UsageError(
-            f"a global batch of {size} cannot be shared by {processes} processes: give a multiple of {processes}"
+            f"a global batch of {batch_size} cannot be shared by {world_size} processes: give a multiple of "
+            f"{world_size}"
         )
-    shared = n - n % processes
-    # One left-over sample is no batch: batch norm cannot normalize it. It is another one in every epoch.
-    return -(-shared // size) - (shared > size and shared % size == 1)
+    shared = count - count % world_size
+    # A single left-over image is no batch: batch norm cannot normalize it. It is another one in every epoch.
+    return -(-shared // batch_size) - (shared > batch_size and shared % batch_size == 1)
 
 
 def batches(
     images: Images,
-    size: int,
+    batch_size: int,
     seed: int,
     epoch: int,
     *,
@@ -35,41 +46,56 @@ def batches(
     probabilities: Tensor | None = None,
     start: int = 0,
     channels_last: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Iterator[Batch]:
-    """This rank's part of each global batch, from step `start` on.
+    """Yield the batches of one epoch, or this process's part of each.
 
-    One pass over the images in random order; or, with a probability per class, as many draws with replacement.
+    Args:
+        images: The training images.
+        batch_size: Images of a batch, over all processes.
+        seed: Seed of the run.
+        epoch: Number of the epoch; with the seed it decides the order.
+        augment: Random change of each batch.
+        probabilities: Probability of each class. Then each image of a batch is drawn with replacement: its class by
+            these probabilities, and within the class uniformly. If None, each image comes once, in random order.
+        start: Number of batches to skip.
+        channels_last: Memory format of the pixels.
+        rank: Number of this process.
+        world_size: Number of processes, each of which gets an equal part of every batch.
+
+    Returns:
+        An iterator over batches with pixels in [0,1].
+
+    Raises:
+        UsageError: The batch cannot be shared equally, or the probabilities do not fit the classes.
     """
-    steps = steps_per_epoch(len(images), size)
+    steps = steps_per_epoch(len(images), batch_size, world_size)
     random = generator(seed, epoch, 0, "order")
     if probabilities is None:
         order = torch.randperm(len(images), generator=random)
     else:
-        order = _drawn_by_class(images, probabilities, random)
+        order = _sample_by_class(images, probabilities, random)
     order = order.to(images.x.device)
-    on_bytes = getattr(augment, "moves_pixels", False)  # a quarter of the memory to move
+    as_stored = augment is not None and augment.moves_pixels  # uint8: a quarter of the memory to move
     layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def batch(step: int) -> Batch:
-        rows = _own_part(order[step * size : (step + 1) * size])
-        x = images.taken(rows) if on_bytes else images.pixels(rows)
+        rows = order[step * batch_size : (step + 1) * batch_size]
+        share = len(rows) // world_size
+        rows = rows[rank * share : (rank + 1) * share]
+        x = images.stored_pixels(rows) if as_stored else images.pixels(rows)
         if augment is not None:
-            x = augment(x, generator(seed, epoch, step, "augment"))
+            numbers = BatchGenerator(generator(seed, epoch, step, "augment"), Rows(rank * share, world_size * share))
+            x = augment(x, numbers)
         x = in_unit_range(x)
         return Batch(x.contiguous(memory_format=layout), images.y[rows], images.ids[rows])
 
     return map(batch, range(start, steps))
 
 
-def _own_part(rows: Tensor) -> Tensor:
-    """A contiguous share of the global batch, equally large on every rank."""
-    rank, processes = parallel.world()
-    share = len(rows) // processes
-    return rows[rank * share : (rank + 1) * share]
-
-
-def _drawn_by_class(images: Images, probabilities: Tensor, random: torch.Generator) -> Tensor:
-    """As many rows as there are images: the class by its probability, then any image of it alike."""
+def _sample_by_class(images: Images, probabilities: Tensor, random: torch.Generator) -> Tensor:
+    """Draw as many rows as there are images, with replacement: the class by its probability, then any image of it."""
     chances = probabilities.detach().cpu().double()
     counts = images.counts().cpu()
     if chances.shape != counts.shape:
@@ -78,7 +104,7 @@ def _drawn_by_class(images: Images, probabilities: Tensor, random: torch.Generat
         )
     if ((chances > 0) & (counts == 0)).any():
         raise UsageError("a class without images has a sampling probability above 0: set it to 0 or drop the class")
-    drawn = torch.multinomial(chances, len(images), replacement=True, generator=random)
-    inside = (torch.rand(len(images), generator=random, dtype=torch.float64) * counts[drawn]).long()
+    labels = torch.multinomial(chances, len(images), replacement=True, generator=random)
+    inside = (torch.rand(len(images), generator=random, dtype=torch.float64) * counts[labels]).long()
     by_class = images.y.cpu().argsort(stable=True)
-    return by_class[(counts.cumsum(0) - counts)[drawn] + inside]
+    return by_class[(counts.cumsum(0) - counts)[labels] + inside]

@@ -1,259 +1,203 @@
-"""What several processes have to agree on. Each function is the identity on one process.
+"""Collective operations of the processes that work on one run.
 
-`world` is what the code around should take itself to be. It is usually this process's place among those that `torchrun`
-started; but inside `alone` a process works by itself, inside `rows` on some rows of a batch whose draws are made for
-the whole, and inside a turn of `Turns` on a part of its own batch, as if each part had a process of its own.
+A `Communicator` is passed to whatever needs one. The base class is that of a single process: every operation returns
+what it was given. `ProcessGroup` is the same over torch.distributed.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from doubly.errors import ProcessLost, UsageError
+from doubly.seeding import Rows
 
 T = TypeVar("T")
 
 
-class Turns:
-    """Parts of one batch that take turns as the processes of a larger world would work side by side.
+class Communicator:
+    """A single process.
 
-    What a part gathers is known once all parts have come to that point. So a part that asks for what is not known yet
-    is abandoned there (`Waiting`), and all parts are begun anew with the answer; see training/accumulation.py.
+    Attributes:
+        rank: Number of this process, from 0.
+        world_size: Number of processes.
     """
 
-    class Waiting(Exception):  # noqa: N818  # not an error
-        """Abandons a part until the others have come as far."""
+    rank: int = 0
+    world_size: int = 1
 
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes, self.known = sizes, list[Tensor]()
-        self.brought: list[Tensor] = []
-        self.total: Tensor | None = None
-        self.part = self.asked = 0
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that prints and writes files."""
+        return self.rank == 0
 
-    @contextmanager
-    def turn(self, part: int) -> Iterator[None]:
-        self.part, self.asked = part, 0
-        with _as(self):
-            yield
+    def rows(self, count: int) -> Rows:
+        """Return where the `count` rows of this process lie in the global batch; every process has equally many."""
+        return Rows(self.rank * count, self.world_size * count)
 
-    def gather(self, values: Tensor) -> Tensor:
-        return self._known(lambda: self.brought.append(values.detach()))
+    def share(self, count: int) -> tuple[int, int]:
+        """Return (first, end) of this process's share of `count` rows that may not divide evenly."""
+        return count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size
 
-    def mean(self, values: Tensor) -> Tensor:
-        """Summed up as they come: gradients of all parts side by side would not fit."""
-        own = values.detach() * (self.sizes[self.part] / sum(self.sizes))
-        return self._known(lambda: setattr(self, "total", own if self.total is None else self.total + own))
+    def all_gather(self, values: Tensor) -> Tensor:
+        """Return the values of all processes, concatenated in the order of the ranks.
 
-    def _known(self, bring: Callable[[], None]) -> Tensor:
-        self.asked += 1
-        if self.asked > len(self.known):
-            bring()
-            raise Turns.Waiting
-        return self.known[self.asked - 1]
-
-    def answer(self) -> None:
-        """All parts have brought their values: now they are known, with those of the other processes."""
-        self.known.append(_gather(torch.cat(self.brought)) if self.total is None else _mean(self.total))
-        self.brought, self.total = [], None
-
-
-@dataclass(frozen=True)
-class _Alone:
-    """One process, that draws for so many rows and takes those from `start` on."""
-
-    start: int = 0
-    rows: int | None = None
-
-
-_view: ContextVar[Turns | _Alone | None] = ContextVar("view", default=None)
-
-
-@contextmanager
-def _as(view: Turns | _Alone) -> Iterator[None]:
-    token = _view.set(view)
-    try:
-        yield
-    finally:
-        _view.reset(token)
-
-
-def alone() -> Any:
-    """Inside, this process is the only one: for what all of them do alike."""
-    return _as(_Alone())
-
-
-def rows(start: int, of: int) -> Any:
-    """Inside, this process works by itself on rows of a batch of `of`, whose draws are made for all of it."""
-    return _as(_Alone(start, of))
-
-
-def processes() -> tuple[int, int]:
-    """(rank, number) of the processes themselves, whatever view is taken of them."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def world() -> tuple[int, int]:
-    """(rank, number of processes)"""
-    view, (rank, size) = _view.get(), processes()
-    if isinstance(view, Turns):
-        return rank * len(view.sizes) + view.part, size * len(view.sizes)
-    return (0, 1) if view is not None else (rank, size)
-
-
-def uniform(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform in [0,1), drawn for the global batch on the CPU and sliced by rank: alike at any number of processes."""
-    view, (rank, size), count = _view.get(), processes(), like.shape[0]
-    start, total = rank * count, size * count
-    if isinstance(view, Turns):
-        own = sum(view.sizes)
-        start, total = rank * own + sum(view.sizes[: view.part]), size * own
-    elif view is not None:
-        start, total = view.start, count if view.rows is None else view.rows
-    drawn = torch.rand(total, *like.shape[1:], generator=generator)
-    return drawn[start : start + count].to(like.device, like.dtype)
-
-
-def gather(values: Tensor) -> Tensor:
-    """The values of all ranks, rank by rank; every rank must bring equally many."""
-    view = _view.get()
-    if isinstance(view, Turns):
-        return view.gather(values)
-    return values if view is not None else _gather(values)
-
-
-def _gather(values: Tensor) -> Tensor:
-    size = processes()[1]
-    if size == 1:
+        Every process must bring equally many rows. The result has no gradient.
+        """
         return values
-    parts = [torch.empty_like(values, memory_format=torch.contiguous_format) for _ in range(size)]
-    _reached(dist.all_gather, parts, values.contiguous())
-    return torch.cat(parts)
 
-
-def assembled(part: Tensor, start: int, of: int) -> Tensor:
-    """The rows of all ranks, of which this one has those from `start` on, or none; each row is one rank's."""
-    if world()[1] == 1:
+    def assemble(self, part: Tensor, start: int, total: int) -> Tensor:
+        """Return `total` rows, of which this process has those from `start` on and the others the rest."""
         return part
-    whole = part.new_zeros(of, *part.shape[1:])
-    whole[start : start + len(part)] = part
-    _reached(dist.all_reduce, whole)
-    return whole
 
-
-def mean(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Of each tensor, over the samples of all ranks, each of which brings the mean of its own; one exchange for all."""
-    if world()[1] == 1:
+    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mean of each tensor over the processes, with one exchange for all tensors."""
         return list(tensors)
-    flat, view = torch.cat([tensor.flatten() for tensor in tensors]), _view.get()
-    flat = view.mean(flat) if isinstance(view, Turns) else _mean(flat)
-    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum over the processes; it can be differentiated, also twice."""
+        return values
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite the tensors of every process with those of the first."""
+
+    def all_gather_text(self, text: str) -> list[str]:
+        """Return a text of each process."""
+        return [text]
+
+    def broadcast_value(self, value: T) -> T:
+        """Return the first process's value on every process; anything that JSON can hold."""
+        return value
+
+    def barrier(self) -> None:
+        """Wait until every process has come here."""
+        self.broadcast_value(None)
+
+    def require_equal(self, name: str, value: str, remedy: str) -> None:
+        """Check that every process has the same value.
+
+        Args:
+            name: What the value is, for the message.
+            value: This process's value.
+            remedy: What to do about a difference, for the message.
+
+        Raises:
+            UsageError: If a process has another value than the first; all processes raise it.
+        """
+        values = self.all_gather_text(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                start = max(0, _first_difference(other, values[0]) - 20)
+                raise UsageError(
+                    f"process {rank} has other {name} than process 0 (…{other[start:]:.60}… and "
+                    f"…{values[0][start:]:.60}…): {remedy}"
+                )
+
+    def average_gradients(
+        self, parameters: Iterable[Tensor], buffers: Sequence[Tensor] = (), flags: Sequence[bool] = ()
+    ) -> list[bool]:
+        """Average gradients over the processes in one exchange, and with them what else a step has to agree on.
+
+        Args:
+            parameters: Tensors whose `.grad` is replaced by its mean over the processes.
+            buffers: Floating point tensors that are averaged in place as well.
+            flags: Wishes of this process, such as to stop.
+
+        Returns:
+            For each flag whether any process set it.
+        """
+        return list(flags)
 
 
-def _mean(own: Tensor) -> Tensor:
-    """Over the processes, in place."""
-    if processes()[1] > 1:
-        _reached(dist.all_reduce, own)
-        own /= processes()[1]
-    return own
+SINGLE_PROCESS = Communicator()
 
 
-def of_mean_one(log_weights: Tensor) -> Tensor:
-    """exp(log_weights), scaled to a mean of 1 over the samples of all ranks; also where all of them would underflow."""
-    everyone = gather(log_weights)
-    largest = everyone.max()
-    return (log_weights - largest).exp() / (everyone - largest).exp().mean()
+class ProcessGroup(Communicator):
+    """The processes of torch.distributed's default group."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        parts = [torch.empty_like(values, memory_format=torch.contiguous_format) for _ in range(self.world_size)]
+        _exchange(dist.all_gather, parts, values.detach().contiguous())
+        return torch.cat(parts)
+
+    def assemble(self, part: Tensor, start: int, total: int) -> Tensor:
+        rows = part.new_zeros(total, *part.shape[1:])
+        rows[start : start + len(part)] = part
+        _exchange(dist.all_reduce, rows)
+        return rows
+
+    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        _exchange(dist.all_reduce, flat)
+        flat /= self.world_size
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def sum(self, values: Tensor) -> Tensor:
+        total: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
+        return total
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            contiguous = tensor.detach().contiguous()
+            _exchange(dist.broadcast, contiguous, 0)
+            tensor.detach().copy_(contiguous)
+
+    def all_gather_text(self, text: str) -> list[str]:
+        encoded = text.encode()
+        lengths = self.all_gather(torch.tensor([len(encoded)])).tolist()
+        padded = torch.zeros(1, max(1, *lengths), dtype=torch.uint8)
+        padded[0, : len(encoded)] = torch.frombuffer(bytearray(encoded) or bytearray(1), dtype=torch.uint8)[
+            : len(encoded)
+        ]
+        texts = self.all_gather(padded)
+        return [bytes(row[:length].tolist()).decode() for row, length in zip(texts, lengths, strict=True)]
+
+    def broadcast_value(self, value: T) -> T:
+        first: T = json.loads(self.all_gather_text(json.dumps(value) if self.rank == 0 else "")[0])
+        return first
+
+    def average_gradients(
+        self, parameters: Iterable[Tensor], buffers: Sequence[Tensor] = (), flags: Sequence[bool] = ()
+    ) -> list[bool]:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not gradients:
+            return list(flags)
+        dtype = gradients[0].dtype
+        wishes = gradients[0].new_tensor([float(flag) for flag in flags])
+        *averages, wishes = self.mean([*gradients, *(buffer.to(dtype) for buffer in buffers), wishes])
+        for tensor, average in zip((*gradients, *buffers), averages, strict=True):
+            tensor.copy_(average)
+        return [share > 0 for share in wishes.tolist()]
 
 
-def average_gradients(
-    parameters: Iterable[nn.Parameter], statistics: Sequence[Tensor] = (), wishes: Sequence[bool] = ()
-) -> list[bool]:
-    """One exchange of all gradients, flattened, and with them of what else a step has to agree on.
-
-    `statistics` are averaged in place like the gradients; of each wish it returns whether anybody has it.
-    """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if world()[1] == 1 or not gradients:
-        return list(wishes)
-    asked = gradients[0].new_tensor([float(wish) for wish in wishes])
-    *averages, asked = mean([*gradients, *(part.to(gradients[0].dtype) for part in statistics), asked])
-    for tensor, average in zip((*gradients, *statistics), averages, strict=True):
-        tensor.copy_(average)
-    return [share > 0 for share in asked.tolist()]
-
-
-def total(values: Tensor) -> Tensor:
-    """The sum over the ranks, which may be differentiated, and twice; for networks whose layers speak to each other."""
-    return values if processes()[1] == 1 else _Total.apply(values)  # type: ignore[no-untyped-call]
-
-
-class _Total(torch.autograd.Function):
+class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
-        found = values.detach().clone(memory_format=torch.contiguous_format)
-        _reached(dist.all_reduce, found)
-        return found
+        total = values.detach().clone(memory_format=torch.contiguous_format)
+        _exchange(dist.all_reduce, total)
+        return total
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        # What one rank put in reaches the sums of all, so the gradients of all come back to it.
-        return _Total.apply(upstream[0])  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        # What one process put in is part of the sums of all, so the gradients of all come back to it.
+        return _Sum.apply(gradients[0])  # type: ignore[no-untyped-call]
 
 
-def from_first(tensors: Iterable[Tensor]) -> None:
-    """Give every rank the tensors of the first, in place."""
-    if world()[1] > 1:
-        for tensor in tensors:
-            whole = tensor.detach().contiguous()
-            _reached(dist.broadcast, whole, 0)
-            tensor.detach().copy_(whole)
-
-
-def everybodys(text: str) -> list[str]:
-    """A text of each rank."""
-    if world()[1] == 1:
-        return [text]
-    own = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8)
-    lengths = gather(torch.tensor([len(text.encode())]))
-    padded = torch.zeros(1, max(1, int(lengths.max())), dtype=torch.uint8)
-    padded[0, : len(own)] = own
-    found = gather(padded)
-    return [bytes(found[k, :n].tolist()).decode() for k, n in enumerate(lengths.tolist())]
-
-
-def same(value: T) -> T:
-    """The first rank's value, on every rank; anything that JSON can say."""
-    found: T = json.loads(everybodys(json.dumps(value))[0]) if world()[1] > 1 else value
-    return found
-
-
-def agree(what: str, value: str, remedy: str) -> None:
-    """Refuse to go on where a rank has another value than the first."""
-    values = everybodys(value)
-    others = [k for k, theirs in enumerate(values) if theirs != values[0]]
-    if others:
-        theirs, ours = values[others[0]], values[0]
-        alike = next((k for k, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), 0)
-        start = max(0, alike - 20)  # long texts differ somewhere inside
-        raise UsageError(
-            f"process {others[0]} has other {what} than process 0 (…{theirs[start:]:.60}… and …{ours[start:]:.60}…): "
-            f"{remedy}"
-        )
-
-
-def _reached(exchange: Callable[..., Any], *given: Any) -> None:
+def _exchange(collective: Callable[..., Any], *arguments: Any) -> None:
     try:
-        exchange(*given)
+        collective(*arguments)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as problem:  # whatever the backend raises when nobody answers
-        raise ProcessLost(str(problem).splitlines()[0]) from None
+    except RuntimeError as error:  # whatever the backend raises when a process does not answer
+        raise ProcessLost(str(error).splitlines()[0]) from None
+
+
+def _first_difference(a: str, b: str) -> int:
+    return next((k for k, (left, right) in enumerate(zip(a, b, strict=False)) if left != right), 0)

@@ -1,4 +1,4 @@
-"""Joining the other processes that `torchrun` started, and leaving them; nothing on one process."""
+"""Join the processes that `torchrun` started, and leave them again."""
 
 import os
 import platform
@@ -11,17 +11,21 @@ import torch
 import torch.distributed as dist
 
 import doubly
-from doubly.distributed import collectives as parallel
+from doubly.distributed.collectives import SINGLE_PROCESS, Communicator, ProcessGroup
 from doubly.errors import UsageError
 
-PATIENCE = timedelta(minutes=30)  # with a process that is silent; with gloo, one that ends is noticed at once
-SOON = timedelta(seconds=5)
+TIMEOUT = timedelta(minutes=30)  # for a process that is silent; with gloo, one that ends is noticed at once
+CONNECT_TIMEOUT = timedelta(seconds=5)
 
-_meetings = 0  # of this process, in which all others took part
+_meetings = 0  # process groups that this process has been part of
 
 
-def started() -> tuple[int, int]:
-    """(rank, number) of the processes that torchrun started, joined or not; (0, 1) without it."""
+def launched() -> tuple[int, int]:
+    """Return (rank, world size) as torchrun set them, whether joined yet or not; (0, 1) without torchrun.
+
+    Raises:
+        UsageError: If the environment variables are not numbers.
+    """
     try:
         return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     except ValueError:
@@ -31,38 +35,55 @@ def started() -> tuple[int, int]:
         ) from None
 
 
-def job() -> str:
-    """What torchrun calls these processes, which it keeps when it starts them anew; empty without it."""
+def job_id() -> str:
+    """Return torchrun's name for this job, which stays the same over restarts; empty without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
-def restarted() -> bool:
-    """Whether torchrun has started processes of this run anew, after one was lost; not all of them count that."""
-    return any(parallel.everybodys("yes" if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else ""))
+def was_restarted(communicator: Communicator) -> bool:
+    """Return whether torchrun restarted any process of this job; their own counters may differ."""
+    own = "yes" if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else ""
+    return any(communicator.all_gather_text(own))
 
 
 def local_rank() -> int:
-    """Among the processes of this machine."""
+    """Return the number of this process among those of this machine."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 @contextmanager
-def joined(patience: timedelta = PATIENCE) -> Iterator[None]:
-    """Inside, the processes of torchrun know each other; where somebody has joined them already, that one leaves."""
-    rank, size = started()
-    if size == 1 or (dist.is_available() and dist.is_initialized()):
-        yield
+def join_processes(timeout: timedelta = TIMEOUT) -> Iterator[Communicator]:
+    """Connect the processes of torchrun inside; without torchrun there is a single one.
+
+    A process group that the caller has initialized is used as it is, and not closed.
+
+    Args:
+        timeout: How long a process waits for the others in one exchange.
+
+    Yields:
+        The communicator of this process.
+
+    Raises:
+        UsageError: If the others cannot be reached or have other versions of doubly, torch or Python.
+    """
+    rank, world_size = launched()
+    if dist.is_available() and dist.is_initialized():
+        yield ProcessGroup() if dist.get_world_size() > 1 else SINGLE_PROCESS
         return
-    _join(rank, size, patience)
+    if world_size == 1:
+        yield SINGLE_PROCESS
+        return
+    _initialize(rank, world_size, timeout)
     try:
+        communicator = ProcessGroup()
         versions = f"doubly {doubly.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
-        parallel.agree("versions", versions, "install the same ones on every machine")
-        yield
+        communicator.require_equal("versions", versions, "install the same ones on every machine")
+        yield communicator
     finally:
         dist.destroy_process_group()
 
 
-def _join(rank: int, size: int, patience: timedelta) -> None:
+def _initialize(rank: int, world_size: int, timeout: timedelta) -> None:
     if not dist.is_available() or not dist.is_gloo_available():
         raise UsageError("this build of torch has no gloo backend, which several processes need: install another build")
     cuda = torch.cuda.is_available()
@@ -71,36 +92,39 @@ def _join(rank: int, size: int, patience: timedelta) -> None:
     if cuda:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
     try:
-        # Decisions and draws are exchanged on the CPU, gradients where they are.
-        _meet(rank, size, "cpu:gloo,cuda:nccl" if cuda else "gloo", patience)
-    except (ValueError, RuntimeError) as problem:
+        # Decisions are exchanged on the CPU, gradients where they are.
+        _rendezvous(rank, world_size, "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout)
+    except (ValueError, RuntimeError) as error:
         raise UsageError(
-            f"process {rank} of {size} did not reach the others ({str(problem).splitlines()[0]:.160}): start them with "
-            "torchrun, with the same --rdzv-endpoint on every machine"
+            f"process {rank} of {world_size} did not reach the others ({str(error).splitlines()[0]:.160}): start them "
+            "with torchrun, with the same --rdzv-endpoint on every machine"
         ) from None
 
 
-def _meet(rank: int, size: int, backend: str, patience: timedelta) -> None:
-    """In a store of this meeting's own: torchrun's outlives restarts, and holds the addresses of processes long gone.
+def _rendezvous(rank: int, world_size: int, backend: str, timeout: timedelta) -> None:
+    """Initialize the process group in a store of its own.
 
-    The first process opens it and says in torchrun's where it is. What another finds there may be of an earlier one,
-    that is no more or about to end; then it looks again.
+    torchrun's store outlives restarts and may hold the addresses of processes that are gone. So the first process
+    opens a new store and publishes its port in torchrun's. A port found there may be that of an earlier, closed store:
+    then the process looks again.
     """
     global _meetings
     _meetings += 1
-    known, _, _ = next(dist.rendezvous("env://", timeout=patience))  # type: ignore[attr-defined]
+    published, _, _ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
     key, host = f"doubly, meeting {_meetings}", os.environ["MASTER_ADDR"]
     if rank == 0:
-        store = dist.TCPStore(host, 0, size, is_master=True, timeout=patience, wait_for_workers=False)  # type: ignore[attr-defined]
-        known.set(key, str(store.port))
-        return dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-    deadline = time.monotonic() + patience.total_seconds()
+        store = dist.TCPStore(host, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+        published.set(key, str(store.port))
+        return dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    deadline = time.monotonic() + timeout.total_seconds()
     while True:
         try:
-            port = int(known.get(key))
-            store = dist.TCPStore(host, port, size, is_master=False, timeout=SOON, wait_for_workers=False)  # type: ignore[attr-defined]
-            store.set_timeout(patience)
-            return dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+            port = int(published.get(key))
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                host, port, world_size, is_master=False, timeout=CONNECT_TIMEOUT, wait_for_workers=False
+            )
+            store.set_timeout(timeout)
+            return dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         except RuntimeError:
             if time.monotonic() > deadline:
                 raise

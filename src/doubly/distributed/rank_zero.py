@@ -1,77 +1,55 @@
-"""An evaluation's work, shared out among the processes of a run; each function is what it is without on one process."""
+"""Work of the first process only, and errors that all processes share."""
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
-from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from doubly.distributed import collectives as parallel
+from doubly.distributed.collectives import Communicator
 from doubly.errors import NonFiniteError, ProcessLost, UsageError
 
 T = TypeVar("T")
-_SAID = {kind.__name__: kind for kind in (UsageError, NonFiniteError)}
-_LONG = timedelta(days=365)
+_SHARED_ERRORS = {kind.__name__: kind for kind in (UsageError, NonFiniteError)}
+_VERY_LONG = timedelta(days=365)
 
 
-def share(count: int) -> tuple[int, int]:
-    """Which of `count` rows are this process's: (first, end)."""
-    rank, processes = parallel.world()
-    return count * rank // processes, count * (rank + 1) // processes
+def run_together(communicator: Communicator, work: Callable[[], T], *, patient: bool = False) -> T:
+    """Let each process do its own work; if it is refused on one, all processes raise that error.
 
+    Args:
+        communicator: The processes.
+        work: Called once on every process. It must not use the communicator.
+        patient: Whether some processes may need hours longer than others, more than the usual timeout.
 
-def together(work: Callable[[], T], patiently: bool = False) -> T:
-    """Each process does its own work; where one has a sentence to say to the user, all end with it.
+    Returns:
+        What `work` returned on this process.
 
-    `patiently`: the others may need hours more, longer than processes usually wait for each other.
+    Raises:
+        UsageError, NonFiniteError: As raised by `work` on this process, or else on the first that raised.
+        ProcessLost: If a process ended meanwhile.
     """
-    problem: UsageError | NonFiniteError | None = None
-    several = patiently and parallel.world()[1] > 1
-    waiting = dist.new_group(backend="gloo", timeout=_LONG) if several else None
+    error: UsageError | NonFiniteError | None = None
+    several = communicator.world_size > 1
+    group = dist.new_group(backend="gloo", timeout=_VERY_LONG) if patient and several else None
     try:
-        done = work()
-    except (UsageError, NonFiniteError) as found:
-        problem = found
-    if waiting is not None:
-        _wait(waiting)
-    said = parallel.everybodys("" if problem is None else f"{type(problem).__name__}:{problem}")
-    if problem is not None:
-        raise problem
-    for kind, _, sentence in (each.partition(":") for each in said if each):
-        raise _SAID[kind](sentence)
-    return done
+        result = work()
+    except (UsageError, NonFiniteError) as own:
+        error = own
+    if group is not None:
+        try:
+            dist.barrier(group)
+            dist.destroy_process_group(group)
+        except RuntimeError as lost:
+            raise ProcessLost(str(lost).splitlines()[0]) from None
+    messages = communicator.all_gather_text("" if error is None else f"{type(error).__name__}:{error}")
+    if error is not None:
+        raise error
+    for kind, _, message in (text.partition(":") for text in messages if text):
+        raise _SHARED_ERRORS[kind](message)
+    return result
 
 
-def first(work: Callable[[], None]) -> None:
-    """Do it on the first process only; where that fails, all fail, with its sentence."""
-    together(lambda: work() if parallel.world()[0] == 0 else None)
-
-
-def _wait(group: Any) -> None:
-    try:
-        dist.barrier(group)
-        dist.destroy_process_group(group)
-    except RuntimeError as problem:
-        raise ProcessLost(str(problem).splitlines()[0]) from None
-
-
-def known_to_all(
-    known: Mapping[int, dict[str, Any]], examples: Mapping[int, Tensor], size: int, like: Tensor
-) -> tuple[dict[int, dict[str, Any]], dict[int, Tensor]]:
-    """The states of all chunks, of `size` images each, and all examples, in the order of the chunks.
-
-    `like`: images, of which there may be none, of the shape and type that the examples have.
-    """
-    if parallel.world()[1] == 1:
-        return dict(known), dict(examples)
-    states = [json.loads(text) for text in parallel.everybodys(json.dumps(dict(known)))]
-    rows = [json.loads(text) for text in parallel.everybodys(json.dumps(list(examples)))]
-    first = sum(map(len, rows[: parallel.world()[0]]))
-    own = torch.stack(list(examples.values())) if examples else like[:0]
-    images = parallel.assembled(own, first, sum(map(len, rows)))
-    listed = sorted(zip(chain(*rows), images, strict=True), key=lambda pair: pair[0] // size)  # stable within a chunk
-    return {int(index): state for each in states for index, state in each.items()}, dict(listed)
+def on_rank_zero(communicator: Communicator, work: Callable[[], object], *, patient: bool = False) -> None:
+    """Do `work` on the first process only; if it is refused there, all processes raise that error."""
+    run_together(communicator, lambda: work() if communicator.is_first else None, patient=patient)

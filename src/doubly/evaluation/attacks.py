@@ -1,34 +1,113 @@
-"""The attacks that an evaluation runs, from names or as given."""
+"""The attacks of an evaluation, by name or as given."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, NamedTuple
 
-from doubly.attacks import PGD
-from doubly.attacks.autoattack import QUICK, AutoAttack
-from doubly.bilevel import NormalisedStep, SignStep
-from doubly.config.serialize import to_json
+import torch
+from torch import Tensor, nn
+
+from doubly.attacks import ATTACKS, PGD, Attack
+from doubly.attacks.autoattack import ENSEMBLES, AutoAttack
+from doubly.config.serialize import suggestion, to_json
 from doubly.errors import UsageError
 from doubly.losses import LogitMargin
-from doubly.threat import LinfBall, NormBall
-from doubly.types import Attack
+from doubly.seeding import BatchGenerator
+from doubly.threat import LinfBall, Threat
 
-NAMES = ("pgd", "margin", "autoattack", "quick")
+# Names of attacks become fields of evaluation.json and arrays of evaluation.npz, which have other fields as well.
 RESERVED = ("clean", "y", "ids", "weights", "aa", "apgd", "worst_case", "share", "rounding", "file", "allow_pickle")
-AnyAttack = str | Attack | AutoAttack
-Attacks = AnyAttack | Sequence[AnyAttack] | Mapping[str, Attack | AutoAttack]
+AnyAttack = str | Attack | AutoAttack | Callable[..., Tensor]
+Attacks = AnyAttack | Sequence[AnyAttack] | Mapping[str, Attack | AutoAttack | Callable[..., Tensor]]
 
 
-def pgd20(threat: NormBall) -> PGD:
-    """20 steps of a quarter of the radius, uniform start, last iterate (A23: 2/255 at 8/255)."""
-    size = threat.radius / 4
-    return PGD(threat, 20, SignStep(size) if isinstance(threat, LinfBall) else NormalisedStep(size))
+class SelectedAttacks(NamedTuple):
+    """The attacks of an evaluation: those that return a perturbation, by name, and AutoAttack if asked for."""
+
+    attacks: dict[str, Attack]
+    ensemble: AutoAttack | None
 
 
-def listed(attacks: Attacks) -> list[tuple[str | None, AnyAttack]]:
-    """(name if one was given, attack); one attack is a list of one."""
+@dataclass(frozen=True)
+class FunctionAttack(Attack):
+    """A plain function (model, x, y, generator) -> delta as an attack."""
+
+    threat: Threat
+    function: Callable[..., Tensor]
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+        return self.function(model, x, y, generator)
+
+
+def reference_pgd(threat: Threat) -> PGD:
+    """Return the PGD attack of an evaluation: 20 steps of a quarter of the radius, uniform start, last iterate."""
+    return PGD(threat, 20, threat.step_rule(threat.radius / 4))
+
+
+def attack_names() -> list[str]:
+    """Return the names by which an evaluation takes attacks."""
+    return [*(name for name, kind in ATTACKS.items() if kind.stays_inside), *ENSEMBLES]
+
+
+def shared_threat(attacks: Attacks, threat: Threat | None) -> Threat:
+    """Return the threat of an evaluation: the one given, or else that of the attacks.
+
+    Raises:
+        UsageError: If they differ.
+    """
+    threats = [attack.threat for _, attack in _listed(attacks) if isinstance(attack, Attack | AutoAttack)]
+    shared = threat or (threats[0] if threats else LinfBall())
+    for other in threats:
+        if (type(other), other.radius) != (type(shared), shared.radius):
+            raise UsageError(
+                f"an evaluation has one threat, got {shared} and {other}: give attacks of one ball, or evaluate twice"
+            )
+    return shared
+
+
+def select_attacks(attacks: Attacks, reference: PGD, seed: int = 0) -> SelectedAttacks:
+    """Return the attacks of an evaluation.
+
+    Args:
+        attacks: Names, attacks, or a mapping from names to attacks.
+        reference: The PGD attack that the names refer to; AutoAttack takes its threat.
+        seed: Seed of AutoAttack.
+
+    Raises:
+        UsageError: If a name is unknown or taken, or something is not an attack.
+    """
+    plain: dict[str, Attack] = {}
+    ensemble: AutoAttack | None = None
+    for given_name, entry in _listed(attacks):
+        attack = _by_name(entry, reference, seed) if isinstance(entry, str) else _checked(entry, reference.threat)
+        if isinstance(attack, AutoAttack):
+            if ensemble is not None:
+                raise UsageError("an evaluation runs AutoAttack once: give autoattack or quick, not both")
+            ensemble = attack
+            continue
+        name = given_name or (entry if isinstance(entry, str) else _name_of(attack, plain))
+        _check_name(name, plain)
+        plain[name] = attack
+    return SelectedAttacks(plain, ensemble)
+
+
+def describe_attacks(attacks: Mapping[str, Attack]) -> dict[str, Any]:
+    """Return the attacks for the protocol: pgd as `attack`, others unless they follow from it."""
+    pgd = attacks.get("pgd")
+    implied = replace(pgd, loss=LogitMargin()) if isinstance(pgd, PGD) else None
+    others = {
+        name: _describe(attack)
+        for name, attack in attacks.items()
+        if name != "pgd" and (name != "margin" or attack != implied)
+    }
+    first = {} if pgd is None else {"attack": _describe(pgd)}
+    return {**first, **({"attacks": others} if others else {})}
+
+
+def _listed(attacks: Attacks) -> list[tuple[str | None, AnyAttack]]:
+    """Return (name if one was given, attack); a single attack is a list of one."""
     if isinstance(attacks, Mapping):
         return list(attacks.items())
     if isinstance(attacks, Sequence) and not isinstance(attacks, str):
@@ -36,86 +115,48 @@ def listed(attacks: Attacks) -> list[tuple[str | None, AnyAttack]]:
     return [(None, attacks)]
 
 
-def ball_of(attacks: Attacks, threat: NormBall | None) -> NormBall:
-    """The ball that all attacks of an evaluation share: the one asked for, or that of the attacks handed in."""
-    threats = [getattr(attack, "threat", None) for _, attack in listed(attacks)]
-    balls = [found for found in threats if isinstance(found, NormBall)]
-    found = threat or (balls[0] if balls else LinfBall())
-    other = next((ball for ball in balls if (type(ball), ball.radius) != (type(found), found.radius)), None)
-    if other is not None:
-        raise UsageError(
-            f"an evaluation has one threat, got {found} and {other}: give attacks of one ball, or evaluate twice"
-        )
-    return found
-
-
-def chosen(attacks: Attacks, pgd: PGD, seed: int = 0) -> tuple[dict[str, Attack], AutoAttack | None]:
-    """(attacks by name, AutoAttack or None). `pgd` is what the names stand for, and its threat AutoAttack's."""
-    plain: dict[str, Attack] = {}
-    ensemble: AutoAttack | None = None
-    for given, attack in listed(attacks):
-        made = _made(attack, pgd, seed) if isinstance(attack, str) else _checked(attack)
-        if isinstance(made, AutoAttack):
-            if ensemble is not None:
-                raise UsageError("an evaluation runs AutoAttack once: give autoattack or quick, not both")
-            ensemble = made
-            continue
-        name = given or (attack if isinstance(attack, str) else _name(made, plain))
-        _check_name(name, plain)
-        plain[name] = made
-    return plain, ensemble
-
-
-def described(attacks: Mapping[str, Attack]) -> dict[str, Any]:
-    """For the protocol: pgd as `attack`; the others too, but for a margin attack that follows from it."""
-    pgd = attacks.get("pgd")
-    implied = replace(pgd, loss=LogitMargin()) if isinstance(pgd, PGD) else None
-    others = {
-        name: _described(a) for name, a in attacks.items() if name != "pgd" and (name != "margin" or a != implied)
-    }
-    first = {} if pgd is None else {"attack": _described(pgd)}
-    return {**first, **({"attacks": others} if others else {})}
-
-
-def _described(attack: Any) -> Any:
+def _describe(attack: Attack) -> Any:
     try:
         if is_dataclass(attack):
             return json.loads(json.dumps(to_json(attack)))
-    except (UsageError, TypeError):  # of somebody's own making
+    except (UsageError, TypeError):  # somebody's own
         pass
-    return {"kind": f"{type(attack).__module__}.{type(attack).__qualname__}", "is": f"{attack!r:.200}"}
+    shown = attack.function if isinstance(attack, FunctionAttack) else attack
+    return {"kind": f"{type(shown).__module__}.{type(shown).__qualname__}", "is": f"{shown!r:.200}"}
 
 
-def _made(name: str, pgd: PGD, seed: int) -> Attack | AutoAttack:
-    ball: Any = pgd.threat  # AutoAttack refuses what is none
-    made: dict[str, Any] = {
-        "pgd": lambda: pgd,
-        "margin": lambda: replace(pgd, loss=LogitMargin()),
-        "autoattack": lambda: AutoAttack(ball, seed=seed),
-        "quick": lambda: AutoAttack(ball, QUICK, seed=seed),
-    }
-    if name not in made:
-        raise UsageError(f"there is no attack '{name}': use {', '.join(NAMES)}, or an attack such as PGD(…)")
-    attack: Attack | AutoAttack = made[name]()
+def _by_name(name: str, reference: PGD, seed: int) -> Attack | AutoAttack:
+    if name in ENSEMBLES:
+        return AutoAttack(reference.threat, ENSEMBLES[name], seed=seed)
+    if name not in ATTACKS:
+        raise UsageError(f"there is no attack '{name}'{suggestion(name, attack_names())}")
+    if not ATTACKS[name].stays_inside:
+        raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
+    return ATTACKS[name].for_evaluation(reference)
+
+
+def _checked(attack: Any, threat: Threat) -> Attack | AutoAttack:
+    if isinstance(attack, type) or not (callable(attack) or isinstance(attack, AutoAttack)):
+        raise UsageError(f"{attack!r:.60} is no attack: use {', '.join(attack_names())}, or an attack such as PGD(…)")
+    if not isinstance(attack, Attack | AutoAttack):
+        return FunctionAttack(threat, attack)
+    if isinstance(attack, Attack) and not attack.stays_inside:
+        name = type(attack).__name__
+        raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
     return attack
 
 
-def _checked(attack: Any) -> Attack | AutoAttack:
-    if isinstance(attack, type) or not (callable(attack) or isinstance(attack, AutoAttack)):
-        raise UsageError(f"{attack!r:.60} is no attack: use {', '.join(NAMES)}, or an attack such as PGD(…)")
-    return attack  # type: ignore[no-any-return]
-
-
 def _check_name(name: str, taken: Mapping[str, Attack]) -> None:
-    """Names of attacks become names of arrays in evaluation.npz and of fields in evaluation.json."""
-    fit = re.fullmatch(r"(?!after_)[a-z][a-z0-9_]*(?<!_losses)(?<!_margins)", str(name)) and "tail_30" not in name
-    if not fit or name in (*RESERVED, *NAMES[2:], *taken):
+    fits = re.fullmatch(r"(?!after_)[a-z][a-z0-9_]*(?<!_losses)(?<!_margins)", str(name)) and "tail_30" not in name
+    if not fits or name in (*RESERVED, *ENSEMBLES, *taken):
         raise UsageError(f"'{name}' cannot name an attack: use a new name of small letters, digits and _")
 
 
-def _name(attack: Attack, taken: Mapping[str, Attack]) -> str:
-    name = type(attack).__name__.lower()
-    if isinstance(attack, PGD) and isinstance(attack.loss, LogitMargin):
+def _name_of(attack: Attack, taken: Mapping[str, Attack]) -> str:
+    listed = {kind: name for name, kind in ATTACKS.items()}
+    shown = attack.function if isinstance(attack, FunctionAttack) else attack
+    name = listed.get(type(attack), type(shown).__name__.lower())
+    if isinstance(attack, PGD) and attack.loss == LogitMargin():
         name = "margin"
     name = name if name.isidentifier() and name.isascii() else "attack"
     return name if name not in taken else f"{name}_{len(taken)}"

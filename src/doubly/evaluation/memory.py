@@ -1,10 +1,8 @@
-"""How much memory was taken, of the device where it is CUDA, of the process where it is not; and if it runs out."""
+"""What to do when memory runs out: take fewer images at a time."""
 
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -15,111 +13,91 @@ from doubly.checks import is_out_of_memory
 from doubly.errors import UsageError
 
 T = TypeVar("T")
-_ALL = sys.maxsize
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+UNLIMITED = sys.maxsize
 
 
-def forget_peak(device: torch.device) -> None:
-    """Begin anew, so that a second run in the same process does not inherit the peak of the first."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):  # only Linux can, and not everywhere
-        _CLEAR.write_text("5")
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """In bytes; None where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    with suppress(OSError):
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def fitted(work: Callable[[], T]) -> tuple[T] | None:
-    """What the work returns; None if it ran out of memory, which is free again then."""
+def run_if_fits(work: Callable[[], T]) -> tuple[T] | None:
+    """Return what `work` returns, in a tuple; None if it ran out of memory, which is free again then."""
     try:
         return (work(),)
-    except (RuntimeError, MemoryError) as problem:
-        if not is_out_of_memory(problem):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
-    # Only here: as long as the problem is held, its traceback holds the tensors of every function on the way.
+    # Only here: as long as the error is held, its traceback holds the tensors of every function on the way.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
 
 
-class Pieces:
+class MicrobatchLimit:
     """How many images are taken at a time: all, until memory runs out; from then on half as many, and so on."""
 
-    def __init__(self, say: Callable[[str], None] = lambda sentence: None) -> None:
-        self.say = say
-        self.most = _ALL
-        self.tried = 0  # the largest piece so far
+    def __init__(self, warn: Callable[[str], None] = lambda message: None) -> None:
+        """Start without a limit.
 
-    def of(self, count: int, work: Callable[[int, int], T]) -> list[T]:
-        """What work(start, end) returns for each piece of `count` images."""
-        found: list[T] = []
+        Args:
+            warn: Called with a sentence when memory has run out for the first time.
+        """
+        self.warn = warn
+        self.max_images = UNLIMITED
+        self.largest_tried = 0
+
+    def map(self, count: int, work: Callable[[int, int], T]) -> list[T]:
+        """Return what `work(start, end)` returns for each microbatch of `count` images."""
+        results: list[T] = []
         start = 0
         while start < count:
-            end = min(start + self.most, count)
-            self.tried = max(self.tried, end - start)
-            done = fitted(lambda start=start, end=end: work(start, end))  # type: ignore[misc]
-            if done is None:
+            end = min(start + self.max_images, count)
+            self.largest_tried = max(self.largest_tried, end - start)
+            result = run_if_fits(lambda start=start, end=end: work(start, end))  # type: ignore[misc]
+            if result is None:
                 self._halve(end - start)
             else:
-                found.append(done[0])
+                results.append(result[0])
                 start = end
-        return found
+        return results
 
-    def again(self, work: Callable[[], T]) -> T:
-        """Work that asks `InPieces`: where it runs out of memory elsewhere, as in a backward pass, it is begun anew."""
+    def retry(self, work: Callable[[], T]) -> T:
+        """Return what `work`, which calls a `MicrobatchedModel`, returns; start it again if memory runs out in it."""
         while True:
-            self.tried = 0
-            done = fitted(work)
-            if done is not None:
-                return done[0]
-            self._halve(self.tried)
+            self.largest_tried = 0
+            result = run_if_fits(work)
+            if result is not None:
+                return result[0]
+            self._halve(self.largest_tried)
 
     def _halve(self, size: int) -> None:
         if size <= 1:
             raise UsageError(
                 "out of memory with a single image: close what else uses the memory, or take another device or machine"
             )
-        if self.most == _ALL:
-            self.say(f"out of memory with {size} images at a time: going on with fewer, which changes only the time")
-        self.most = size // 2
+        if self.max_images == UNLIMITED:
+            self.warn(f"out of memory with {size} images at a time: going on with fewer, which changes only the time")
+        self.max_images = size // 2
 
 
-class InPieces(nn.Module):
-    """A network in evaluation mode, asked piece by piece once memory has run out.
+class MicrobatchedModel(nn.Module):
+    """A network in evaluation mode that takes its images in microbatches once memory has run out.
 
-    A backward pass then computes each piece anew, since otherwise the activations of all pieces would be kept for it.
+    A backward pass then recomputes each microbatch, since otherwise the activations of all would be kept for it.
     """
 
-    def __init__(self, network: Callable[[Tensor], Tensor], pieces: Pieces) -> None:
+    def __init__(self, forward: Callable[[Tensor], Tensor], limit: MicrobatchLimit) -> None:
         super().__init__()
-        self.network, self.pieces = network, pieces
+        self.network, self.limit = forward, limit
 
     def forward(self, x: Tensor) -> Tensor:
         if not len(x):
             return self.network(x)
         graph = torch.is_grad_enabled() and x.requires_grad
 
-        def asked(start: int, end: int) -> Tensor:
-            piece = x if end - start == len(x) else x[start:end]
-            if graph and self.pieces.most < _ALL:
-                again: Tensor = checkpoint(self.network, piece, use_reentrant=False, preserve_rng_state=False)
-                return again
-            return self.network(piece)
+        def logits_of(start: int, end: int) -> Tensor:
+            part = x if end - start == len(x) else x[start:end]
+            if graph and self.limit.max_images < UNLIMITED:
+                logits: Tensor = checkpoint(self.network, part, use_reentrant=False, preserve_rng_state=False)
+                return logits
+            return self.network(part)
 
-        logits = self.pieces.of(len(x), asked)
+        logits = self.limit.map(len(x), logits_of)
         return logits[0] if len(logits) == 1 else torch.cat(logits)

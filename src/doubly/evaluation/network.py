@@ -6,7 +6,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import evaluating
+from doubly.attacks import eval_mode
 from doubly.checks import check_images, check_logits, is_out_of_memory
 from doubly.errors import UsageError
 
@@ -18,7 +18,7 @@ SEEDS = (1, 2)
 def check_network(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
     """Refuses probabilities, chance and answers that depend on the batch; returns by how much answers differ."""
     check_images(x, y)
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         first, again = (_answered(model, x, y, seed) for seed in SEEDS)
         check_logits(first, y)
         _check_range(first)
@@ -73,8 +73,8 @@ def _check_range(logits: Tensor) -> None:
         )
 
 
-def sure(logits: Tensor) -> Tensor:
-    """Whether the largest logit leads by more than rounding, (B,)."""
+def is_decided(logits: Tensor) -> Tensor:
+    """Return whether the largest logit of each sample leads by more than rounding, (B,)."""
     largest = logits.topk(min(2, logits.shape[1]), 1)[0]
     return (largest[:, 0] - largest[:, -1]) > CLOSE * logits.std()
 

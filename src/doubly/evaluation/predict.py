@@ -1,4 +1,4 @@
-"""The answers of a network to clean and to attacked images, chunk by chunk; each process asks for its share."""
+"""Predictions of a network on clean and attacked images, chunk by chunk; each process does its share of every chunk."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,186 +8,204 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import device_of, evaluating
+from doubly.attacks import Attack, eval_mode, model_device
 from doubly.checks import check_logits
 from doubly.data import Images
-from doubly.distributed import collectives as parallel
-from doubly.distributed.rank_zero import share, together
+from doubly.distributed import SINGLE_PROCESS, Communicator, run_together
 from doubly.errors import UsageError
-from doubly.evaluation.memory import Pieces
+from doubly.evaluation.memory import MicrobatchLimit
 from doubly.evaluation.metrics import Floats, Ints
-from doubly.evaluation.network import sure
+from doubly.evaluation.network import is_decided
 from doubly.losses import CrossEntropy, LogitMargin
-from doubly.seeding import generator
-from doubly.threat import NormBall, holds, is_image
-from doubly.types import Attack
+from doubly.seeding import BatchGenerator, Rows, generator
+from doubly.threat import is_image, is_inside
+
+OnChunk = Callable[[str, int, Tensor, Tensor], None]  # attack, position of the first image, losses, attacked images
 
 
-class Judged(NamedTuple):
-    """Of the logits of one chunk, (B,) each."""
+class SampleScores(NamedTuple):
+    """What follows from the logits of some images, (B,) each.
+
+    Attributes:
+        classes: Predicted class.
+        losses: Cross-entropy.
+        margins: z_y - max_{j != y} z_j: negative where the prediction is wrong, infinite if there is one class.
+    """
 
     classes: Tensor
     losses: Tensor
-    margins: Tensor  # z_y - max_{j != y} z_j: negative where the answer is wrong, infinite where there is one class
+    margins: Tensor
 
 
 @dataclass
-class Answers:
-    """Per sample, in the order of the images; and what became of the attacked images themselves."""
+class Predictions:
+    """Predictions per sample, in the order of the images, by attack; and a check of the attacked images themselves."""
 
     classes: dict[str, Ints] = field(default_factory=dict)
     losses: dict[str, Floats] = field(default_factory=dict)
     margins: dict[str, Floats] = field(default_factory=dict)
-    attacked: dict[str, Tensor] = field(default_factory=dict)  # those that were to be kept
-    n: int = 0
-    outside: int = 0
-    changed: int = 0
-    largest: float | None = None  # of |delta| / epsilon; None where no attack says its ball
+    attacked: dict[str, Tensor] = field(default_factory=dict)  # attacked images that were to be kept
+    checked: int = 0  # attacked images
+    outside: int = 0  # of these, outside the threat or the image range
+    changed: int = 0  # of these, predicted otherwise in another batch
+    largest: float | None = None  # |delta| / epsilon
 
     @property
     def examples(self) -> dict[str, float | None]:
-        return {"n": self.n, "asked": self.n, "outside": self.outside, "changed": self.changed, "largest": self.largest}
+        """The check of the attacked images, as evaluation.json keeps it."""
+        return {
+            "n": self.checked,
+            "asked": self.checked,
+            "outside": self.outside,
+            "changed": self.changed,
+            "largest": self.largest,
+        }
 
 
-def answers(
+def predict(
     model: nn.Module,
     images: Images,
     attacks: Mapping[str, Attack],
+    *,
     seed: int = 0,
-    chunk: int = 500,
-    done: Callable[[int], None] = lambda count: None,
+    chunk_size: int = 500,
+    communicator: Communicator = SINGLE_PROCESS,
+    limit: MicrobatchLimit | None = None,
     keep: Tensor | None = None,
-    ball: NormBall | None = None,
-    seen: Callable[[str, int, Tensor, Tensor], None] | None = None,
-    pieces: Pieces | None = None,
-) -> Answers:
-    """Attack every image with every attack. The draws belong to the chunk, so `chunk` is part of the protocol.
+    on_chunk: OnChunk | None = None,
+    on_images: Callable[[int], None] = lambda count: None,
+) -> Predictions:
+    """Attack every image with every attack, and predict clean and attacked images.
 
-    `keep`: positions of images whose attacked versions are kept, in rising order. `ball`: where an attack that does not
-    say its own has to stay. `seen`: is shown each attacked chunk: attack, position of its first image, losses, images.
-    Of several processes each attacks a part of every chunk, `pieces` at a time, and all return the same.
+    Random numbers belong to the chunk, so `chunk_size` is part of the protocol. Of several processes each attacks a
+    part of every chunk, and all return the same.
+
+    Args:
+        model: The network; it is left as it was found.
+        images: The images.
+        attacks: Attacks by name.
+        seed: Seed of the attacks; all attacks start at the same points.
+        chunk_size: Images that are attacked at a time.
+        communicator: The processes that share the work.
+        limit: How many images fit into memory at a time.
+        keep: Positions, in rising order, of images whose attacked versions are kept.
+        on_chunk: Called with each attacked chunk.
+        on_images: Called with the number of images done.
+
+    Raises:
+        UsageError: If the chunk is empty, or the network cannot be evaluated.
     """
-    if chunk < 1:
-        raise UsageError(f"a chunk has at least 1 image, got {chunk}")
-    for name, attack in attacks.items():
-        if getattr(attack, "leaves_the_ball", False):
-            raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
-    found, wanted = Answers(), keep is not None or seen is not None
-    asking = _Asking(model, images, attacks, seed, ball, wanted, pieces or Pieces(), found)
-    parts: dict[str, list[Judged]] = {name: [] for name in ("clean", *attacks)}
+    if chunk_size < 1:
+        raise UsageError(f"a chunk has at least 1 image, got {chunk_size}")
+    result = Predictions()
+    wants_images = keep is not None or on_chunk is not None
+    predictor = Predictor(model, images, attacks, seed, wants_images, limit or MicrobatchLimit(), communicator)
+    scores: dict[str, list[SampleScores]] = {name: [] for name in ("clean", *attacks)}
     kept: dict[str, list[Tensor]] = {name: [] for name in attacks if keep is not None}
-    with evaluating(model):
-        for index, start in enumerate(range(0, len(images), chunk)):
-            end = min(start + chunk, len(images))
-            y, (clean, *pairs), points = images.y[start:end].cpu(), *asking.chunk(index, start, end)
-            parts["clean"].append(_judged(clean, y))
+    with eval_mode(model):
+        for index, start in enumerate(range(0, len(images), chunk_size)):
+            end = min(start + chunk_size, len(images))
+            y, (logits, attacked) = images.y[start:end].cpu(), predictor.predict_chunk(index, start, end)
+            scores["clean"].append(_scores(logits[0], y))
             for k, name in enumerate(attacks):
-                first, again = pairs[2 * k : 2 * k + 2]
-                parts[name].append(_judged(first, y))
-                found.n += len(y)
-                found.changed += int(((first.argmax(1) != again.argmax(1)) & sure(first)).sum())
-                if seen is not None:
-                    seen(name, start, parts[name][-1].losses, points[k])
+                first, again = logits[1 + 2 * k : 3 + 2 * k]
+                scores[name].append(_scores(first, y))
+                result.checked += len(y)
+                result.changed += int(((first.argmax(1) != again.argmax(1)) & is_decided(first)).sum())
+                if on_chunk is not None:
+                    on_chunk(name, start, scores[name][-1].losses, attacked[k])
                 if keep is not None:
-                    kept[name].append(points[k][keep[(keep >= start) & (keep < end)].cpu() - start])
-            done(end)
-    asking.add_up()
-    for name, judged in parts.items():
-        classes, losses, margins = (torch.cat(values).numpy() for values in zip(*judged, strict=True))
-        found.classes[name] = classes
-        found.losses[name], found.margins[name] = losses.astype(np.float64), margins.astype(np.float64)
-    found.attacked = {name: torch.cat(rows) for name, rows in kept.items()}
-    return found
+                    kept[name].append(attacked[k][keep[(keep >= start) & (keep < end)].cpu() - start])
+            on_images(end)
+    result.outside, result.largest = predictor.check_of_all_processes()
+    for name, chunks in scores.items():
+        classes, losses, margins = (torch.cat(values).numpy() for values in zip(*chunks, strict=True))
+        result.classes[name] = classes
+        result.losses[name], result.margins[name] = losses.astype(np.float64), margins.astype(np.float64)
+    result.attacked = {name: torch.cat(rows) for name, rows in kept.items()}
+    return result
 
 
-class _Piece(NamedTuple):
-    """What some rows of a chunk have come to, on the CPU."""
+class _Microbatch(NamedTuple):
+    """What was computed of some rows of a chunk, on the CPU."""
 
-    logits: Tensor  # (B, asked, classes): clean, and of each attack its points, asked twice in different batches
-    points: tuple[Tensor, ...]  # that each attack has led to, (B, ...); none where nobody wants them
-    outside: int
-    largest: float | None
+    logits: Tensor  # (B, 1 + 2 * attacks, classes): clean, and of each attack its images, twice in different batches
+    attacked: tuple[Tensor, ...]  # images of each attack, (B, ...); none if nobody wants them
 
 
-@dataclass(frozen=True, eq=False)
-class _Asking:
-    """Asks the network about one chunk after the other, each process about its share of it."""
+class Predictor:
+    """Predicts one chunk after the other, on each process its share of it."""
 
-    model: nn.Module
-    images: Images
-    attacks: Mapping[str, Attack]
-    seed: int
-    ball: NormBall | None
-    wanted: bool  # the attacked images
-    pieces: Pieces
-    found: Answers
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Images,
+        attacks: Mapping[str, Attack],
+        seed: int,
+        wants_images: bool,
+        limit: MicrobatchLimit,
+        communicator: Communicator,
+    ) -> None:
+        self.model, self.images, self.attacks, self.seed = model, images, attacks, seed
+        self.wants_images, self.limit, self.communicator = wants_images, limit, communicator
+        self.outside = 0  # attacked images of this process outside the threat or the image range
+        self.largest: float | None = None  # |delta| / epsilon, of this process
 
-    def chunk(self, index: int, start: int, end: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """The logits of the chunk, and its attacked images, as all processes together find them."""
-        low, high = share(end - start)
+    def predict_chunk(self, index: int, start: int, end: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Return the logits of a chunk and its attacked images, as all processes together computed them."""
+        first, last = self.communicator.share(end - start)
 
-        def asked(first: int, last: int) -> _Piece:
-            with parallel.rows(low + first, end - start):
-                return self._piece(index, slice(start + low + first, start + low + last))
+        def compute(low: int, high: int) -> _Microbatch:
+            rows = Rows(first + low, end - start)
+            return self._microbatch(index, slice(start + first + low, start + first + high), rows)
 
-        def mine() -> list[_Piece]:
-            if low < high:
-                return self.pieces.of(high - low, asked)
-            with parallel.alone():
-                return [self._nothing(index, start)]
+        def own_share() -> list[_Microbatch]:
+            return self.limit.map(last - first, compute) if first < last else [self._empty(index, start)]
 
-        def whole(parts: Iterable[Tensor]) -> Tensor:
-            return parallel.assembled(torch.cat(list(parts)), low, end - start)
+        def assembled(parts: Iterable[Tensor]) -> Tensor:
+            return self.communicator.assemble(torch.cat(list(parts)), first, end - start)
 
-        done = together(mine)
-        for piece in done:
-            self.found.outside += piece.outside
-            self.found.largest = _larger(self.found.largest, piece.largest)
-        points = [whole(parts) for parts in zip(*(piece.points for piece in done), strict=True)]
-        return whole(piece.logits for piece in done).unbind(1), points
+        microbatches = run_together(self.communicator, own_share)
+        attacked = [assembled(parts) for parts in zip(*(part.attacked for part in microbatches), strict=True)]
+        return assembled(part.logits for part in microbatches).unbind(1), attacked
 
-    def _piece(self, index: int, rows: slice) -> _Piece:
-        device = device_of(self.model)
-        x, y = self.images.pixels(rows).to(device), self.images.y[rows].to(device)
-        logits, points, outside, largest = [_logits(self.model, x, y).cpu()], [], 0, None
+    def _microbatch(self, index: int, positions: slice, rows: Rows) -> _Microbatch:
+        device = model_device(self.model)
+        x, y = self.images.pixels(positions).to(device), self.images.y[positions].to(device)
+        logits, attacked = [self._logits(x, y).cpu()], []
         for attack in self.attacks.values():
-            # Attacks begin at the same points: what differs between two of them is then the attack.
-            point = x + attack(self.model, x, y, generator(self.seed, 0, index, "evaluation"))
-            logits.append(_logits(self.model, point, y).cpu())
+            # All attacks start at the same points: what differs between two of them is then the attack.
+            draws = BatchGenerator(generator(self.seed, 0, index, "evaluation"), rows)
+            point = x + attack(self.model, x, y, draws)
+            logits.append(self._logits(point, y).cpu())
             with torch.no_grad():
-                logits.append(self.model(point.flip(0)).flip(0).cpu())  # is it answered alike in another batch?
-            points += [point.cpu()] if self.wanted else []
-            allowed, threat = is_image(point), getattr(attack, "threat", self.ball)
-            if isinstance(threat, NormBall):
-                largest = _larger(largest, float(threat.length(point - x).max()) / threat.radius)
-                allowed &= holds(threat, point - x)
-            outside += int((~allowed).sum())
-        return _Piece(torch.stack(logits, 1), tuple(points), outside, largest)
+                logits.append(self.model(point.flip(0)).flip(0).cpu())  # is it predicted alike in another batch?
+            attacked += [point.cpu()] if self.wants_images else []
+            length = float(attack.threat.length(point - x).max()) / attack.threat.radius
+            self.largest = length if self.largest is None else max(self.largest, length)
+            self.outside += int((~(is_image(point) & is_inside(attack.threat, point - x))).sum())
+        return _Microbatch(torch.stack(logits, 1), tuple(attacked))
 
-    def _nothing(self, index: int, start: int) -> _Piece:
-        """No rows, of the shapes that the other processes have, which one image tells."""
-        one = self._piece(index, slice(start, start + 1))
-        return _Piece(one.logits[:0], tuple(points[:0] for points in one.points), 0, None)
+    def _empty(self, index: int, start: int) -> _Microbatch:
+        """Return no rows, of the shapes that the other processes have, which one image tells."""
+        outside, largest = self.outside, self.largest
+        one = self._microbatch(index, slice(start, start + 1), Rows(0, 1))
+        self.outside, self.largest = outside, largest
+        return _Microbatch(one.logits[:0], tuple(rows[:0] for rows in one.attacked))
 
-    def add_up(self) -> None:
-        """What each process has counted by itself."""
-        found = self.found
-        largest = -1.0 if found.largest is None else found.largest
-        counted = parallel.gather(torch.tensor([[float(found.outside), largest]], dtype=torch.float64))
-        found.outside, largest = int(counted[:, 0].sum()), float(counted[:, 1].max())
-        found.largest = None if largest < 0 else largest
+    def _logits(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits: Tensor = self.model(x)
+        check_logits(logits, y)
+        return logits
 
-
-def _larger(one: float | None, other: float | None) -> float | None:
-    return max((each for each in (one, other) if each is not None), default=None)
-
-
-def _logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = model(x)
-    check_logits(logits, y)
-    return logits
+    def check_of_all_processes(self) -> tuple[int, float | None]:
+        """Return how many attacked images were outside, and the largest |delta| / epsilon, over all processes."""
+        largest = -1.0 if self.largest is None else self.largest
+        counts = self.communicator.all_gather(torch.tensor([[float(self.outside), largest]], dtype=torch.float64))
+        outside, largest = int(counts[:, 0].sum()), float(counts[:, 1].max())
+        return outside, None if largest < 0 else largest
 
 
-def _judged(logits: Tensor, y: Tensor) -> Judged:
-    return Judged(logits.argmax(1), CrossEntropy()(logits, y), -LogitMargin()(logits, y))
+def _scores(logits: Tensor, y: Tensor) -> SampleScores:
+    return SampleScores(logits.argmax(1), CrossEntropy()(logits, y), -LogitMargin()(logits, y))

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from doubly.attacks import PGD, attacked
 from doubly.attacks.forward import connected
-from doubly.bilevel import NormalisedStep, SignStep
-from doubly.bilevel.face import flat
+from doubly.bilevel import NormalizedStep, SignStep
+from doubly.bilevel.rows import flat
 from doubly.evaluation.result import EvalResult
 from doubly.losses import CrossEntropy
 from doubly.seeding import generator
@@ -100,7 +100,7 @@ def unbounded(threat: Threat, x: Tensor) -> PGD:
     if isinstance(threat, LinfBall):
         return PGD(LinfBall(1.0), 50, SignStep(0.05), "zero")
     radius = math.sqrt(x[0].numel())
-    return PGD(L2Ball(radius), 50, NormalisedStep(radius / 20), "zero")
+    return PGD(L2Ball(radius), 50, NormalizedStep(radius / 20), "zero")
 
 
 def _standing(model: nn.Module, x: Tensor, y: Tensor, among: Tensor, attack: PGD, seed: int) -> Tensor:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from doubly.attacks import PGD, attacked
 from doubly.attacks.autoattack import AutoAttack
 from doubly.config.run import Data, Run
-from doubly.data import DATASETS, Images
+from doubly.data import DATASETS, Images, load_splits, train_split
+from doubly.data.download.published import PUBLISHED
 from doubly.data.loader import steps_per_epoch
-from doubly.data.published import PUBLISHED
 from doubly.errors import UsageError
 from doubly.evaluation.attacks import chosen
 from doubly.evaluation.autoattack.eta import Remaining
@@ -27,7 +27,7 @@ from doubly.seeding import global_generators
 from doubly.training.passes import Passes, counted, predicted, random_images, tiny_network
 from doubly.training.precision import Precision
 from doubly.training.recompute import recomputing
-from doubly.training.setup import chosen_device, faster_channels_last, load_splits, prepare
+from doubly.training.setup import chosen_device, faster_channels_last
 
 PATIENCE = 1.5  # seconds for each of the three things that are timed
 
@@ -74,8 +74,8 @@ def sizes(runs: Iterable[Run]) -> tuple[dict[Data, Size], list[str]]:
     problems: dict[str, None] = {}
     for run in {run.data: run for run in runs}.values():
         try:
-            splits = load_splits(run)
-            train = prepare(run, splits, torch.device("cpu")).train
+            splits = load_splits(run.data)
+            train = train_split(run.data, splits).train
             found[run.data] = Size(len(train), len(splits.test), tuple(train.x.shape[1:]), len(train.classes))
         except UsageError as problem:
             problems[str(problem)] = None

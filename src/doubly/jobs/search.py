@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from doubly.config.run import Run
-from doubly.config.serialize import replaced
+from doubly.config.serialize import with_changes
 from doubly.errors import UsageError
 from doubly.jobs.pool import Job, run_jobs
 from doubly.rundir import RunDir, read_metrics, write_json
@@ -94,12 +94,6 @@ def default_space(run: Run) -> dict[str, list[Any]]:
     if isinstance(run.optimizer.lr, Cyclic):
         space["optimizer.lr.peak"] = [run.optimizer.lr.peak * factor for factor in (0.5, 1, 2)]
     return space
-
-
-def with_changes(run: Run, changes: Mapping[str, Any]) -> Run:
-    for path, value in changes.items():
-        run = replaced(run, path, value)
-    return run
 
 
 def _last_probe(job: Job) -> dict[str, Any] | None:

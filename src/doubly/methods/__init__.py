@@ -1,4 +1,4 @@
-"""Methods are values, one formula and one page each. `METHODS` lists them; a difference in numbers is a recipe."""
+"""Training methods, one formula and one file each. `METHODS` lists them; a difference in numbers is a recipe."""
 
 from doubly.methods.at import AT
 from doubly.methods.awp import AWP
@@ -11,11 +11,12 @@ from doubly.methods.frl import FRL
 from doubly.methods.gairat import GAIRAT
 from doubly.methods.mail import MAIL
 from doubly.methods.mart import MART
+from doubly.methods.method import Method
 from doubly.methods.standard import Standard
 from doubly.methods.trades import TRADES
 from doubly.methods.wmmr import WMMR
 
-METHODS: dict[str, type] = {
+METHODS: dict[str, type[Method]] = {
     "standard": Standard,
     "at": AT,
     "done": DONE,
@@ -47,5 +48,6 @@ __all__ = [
     "WMMR",
     "FastATGA",
     "FastBAT",
+    "Method",
     "Standard",
 ]

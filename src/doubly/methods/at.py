@@ -6,15 +6,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, clean_pass
+from doubly.attacks import PGD, Attack, clean_logits
 from doubly.checks import check_logits
 from doubly.errors import UsageError
-from doubly.losses import CrossEntropy, Loss, PairedLoss
-from doubly.types import Attack, Batch, Objective, State, TrainStep
+from doubly.losses import CrossEntropy, Loss, sample_losses
+from doubly.methods.method import Method
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class AT:
+class AT(Method):
     """mean loss(x + delta), delta by the attack."""
 
     attack: Attack = field(default_factory=PGD)
@@ -22,7 +23,8 @@ class AT:
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     balance: Literal["none", "loss", "sampling"] = "none"
-    """against imbalance. loss: samples weigh as if all classes were equally large; sampling: classes are drawn alike"""
+    """correction for class imbalance. loss: samples are weighted as if all classes were equally large; sampling: all
+    classes are drawn equally often"""
 
     def init(self, counts: Tensor | None = None) -> State:
         if self.balance == "none":
@@ -37,16 +39,18 @@ class AT:
         present = (state["counts"] > 0).double()
         return present / present.sum()
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+        return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
+
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        delta, _ = perturbation or self.perturb(model, batch, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
-        if isinstance(self.loss, PairedLoss):
-            losses = self.loss(logits, batch.y, clean_pass(model, batch.x))
-        else:
-            losses = self.loss(logits, batch.y)
+        losses = sample_losses(self.loss, logits, batch.y, lambda: clean_logits(model, batch.x))
         weights = torch.ones_like(losses)
-        if self.balance == "loss":  # of mean 1 over the training set
+        if self.balance == "loss":  # their mean over the training set is 1
             counts = state["counts"].to(losses)
             weights = (counts.sum() / (counts > 0).sum() / counts)[batch.y]
         return Objective((weights * losses).mean(), losses.detach(), weights, logits.detach(), state)

@@ -6,26 +6,29 @@ v       gamma |w| / (|g| + 1e-20) g for each tensor with more than one dimension
 update  the gradient of the wrapped objective at w + v, v constant, applied to w
 
 Released code gets g from one SGD step of a proxy, whose length cancels: the same v. Its optimizer steps from w + v, and
-then v is taken off, so weight decay acts on w + v; here it acts on w, a difference of gamma times the decay. As there,
-batch norm remembers the pass at w + v; the losses, weights, logits and state handed out are those at w + v too.
+then v is subtracted, so weight decay acts on w + v; here it acts on w, a difference of gamma times the decay. As there,
+batch norm's statistics are updated by the pass at w + v; the losses, weights, logits and state are those at w + v too.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from doubly.attacks import CachedAttack, draws, repeating, statistics_frozen
-from doubly.distributed import collectives as parallel
+from doubly.attacks import Attack, frozen_statistics
 from doubly.errors import UsageError
 from doubly.methods.at import AT
-from doubly.types import Batch, Method, Objective, State, TrainStep
+from doubly.methods.method import Method, perturb_parts
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
+
+LOSS_SCALE = 1024.0  # in fp16 the gradient of a mean would vanish
 
 
 @dataclass(frozen=True)
-class AWP:
+class AWP(Method):
     """Another method, at adversarially perturbed weights."""
 
     method: Method = field(default_factory=AT)
@@ -44,8 +47,16 @@ class AWP:
             raise UsageError("AWP around AWP perturbs the same weights twice: wrap the method inside it, once")
 
     @property
-    def differentiates_twice(self) -> bool:
-        return getattr(self.method, "differentiates_twice", False)
+    def attack(self) -> Attack | None:  # type: ignore[override]
+        return self.method.attack
+
+    @property
+    def wrapped(self) -> Method | None:
+        return self.method
+
+    @property
+    def needs_second_derivatives(self) -> bool:
+        return self.method.needs_second_derivatives
 
     def init(self, counts: Tensor | None = None) -> State:
         return self.method.init(counts)
@@ -53,40 +64,84 @@ class AWP:
     def sampling(self, state: State) -> Tensor | None:
         return self.method.sampling(state)
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
-        if self.gamma == 0 or step.progress < self.warm_up:
-            return self.method.objective(model, batch, state, step)
-        method: Any = self.method
-        attack = CachedAttack(getattr(method, "attack", None))
-        if attack.attack is not None:
-            method = replace(method, attack=attack)
-        with statistics_frozen(model), repeating(draws()):  # dropout draws the same in both passes
-            here = method.objective(model, batch, state, step)
-        moved = _Moved(model, self.perturbation(model, here.loss))
-        attack.again()
-        there: Objective = method.objective(moved, batch, state, step)
-        rise = (there.loss - here.loss).detach()
-        return replace(there, record={**there.record, "awp_rise": rise})
+    def scaled(self, factor: float) -> Self:
+        return replace(self, method=self.method.scaled(factor))
 
-    def perturbation(self, model: nn.Module, scalar: Tensor) -> dict[str, Tensor]:
-        """v, by the parameter's name; from the gradient over all processes."""
-        weights = {n: p for n, p in model.named_parameters() if p.requires_grad and p.dim() > 1 and "weight" in n}
-        if not weights:
-            raise UsageError(
-                'AWP perturbs trained tensors with more than one dimension and "weight" in their name, and the model '
-                "has none: name them so, or train without AWP"
-            )
-        scale = torch.full_like(scalar, 1024)  # in fp16 the gradient of a mean would vanish
-        gradients = torch.autograd.grad(scalar, list(weights.values()), scale, materialize_grads=True)
-        found = {}
-        for (name, weight), gradient in zip(
-            weights.items(), parallel.mean([own / scale for own in gradients]), strict=True
-        ):
-            found[name] = self.gamma * weight.detach().norm() / (gradient.norm() + 1e-20) * gradient
-        return found
+    def costliest(self) -> Self:
+        return replace(self, method=self.method.costliest())
+
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation | None:
+        return self.method.perturb(model, batch, step)
+
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        return next(self.microbatch_objectives(model, [batch], state, [step], [perturbation] if perturbation else None))
+
+    def microbatch_objectives(
+        self,
+        model: nn.Module,
+        parts: Sequence[Batch],
+        state: State,
+        steps: Sequence[TrainStep],
+        perturbations: Sequence[Perturbation | None] | None = None,
+    ) -> Iterator[Objective]:
+        """Yield the objectives at w + v; v follows from the gradient of the whole batch at w."""
+        perturbations = perturbations or perturb_parts(self.method, model, parts, steps)
+        if self.gamma == 0 or steps[0].progress < self.warm_up:
+            yield from self.method.microbatch_objectives(model, parts, state, steps, perturbations)
+            return
+        with frozen_statistics(model):
+            at_w = self.method.microbatch_objectives(model, parts, state, steps, perturbations)
+            loss_at_w, gradients = self._batch_gradient(model, at_w, sum(len(part.y) for part in parts))
+        gradients = dict(zip(gradients, steps[0].communicator.mean(list(gradients.values())), strict=True))
+        perturbed = _PerturbedModel(model, self.perturbation(model, gradients))
+        for objective in self.method.microbatch_objectives(perturbed, parts, state, steps, perturbations):
+            rise = (objective.loss - loss_at_w).detach()
+            yield replace(objective, record={**objective.record, "awp_rise": rise})
+
+    def _batch_gradient(
+        self, model: nn.Module, objectives: Iterator[Objective], count: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and the gradient of the weights that are perturbed, summed up over the microbatches."""
+        weights = perturbed_weights(model)
+        total_loss, totals = torch.zeros(()), [torch.zeros(())] * len(weights)
+        for objective in objectives:
+            share = len(objective.sample_losses) / count
+            scale = torch.full_like(objective.loss, LOSS_SCALE)
+            gradients = torch.autograd.grad(objective.loss, list(weights.values()), scale, materialize_grads=True)
+            totals = [
+                gradient / scale if share == 1 else total.to(gradient) + share * gradient / scale
+                for total, gradient in zip(totals, gradients, strict=True)
+            ]
+            total_loss = total_loss.to(objective.loss) + share * objective.loss.detach()
+        return total_loss, dict(zip(weights, totals, strict=True))
+
+    def perturbation(self, model: nn.Module, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return v by the parameter's name, from the gradients of the whole batch."""
+        weights = perturbed_weights(model)
+        return {
+            name: self.gamma * weights[name].detach().norm() / (gradient.norm() + 1e-20) * gradient
+            for name, gradient in gradients.items()
+        }
 
 
-class _Moved(nn.Module):
+def perturbed_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that AWP perturbs, by name.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    weights = {n: p for n, p in model.named_parameters() if p.requires_grad and p.dim() > 1 and "weight" in n}
+    if not weights:
+        raise UsageError(
+            'AWP perturbs trained tensors with more than one dimension and "weight" in their name, and the model '
+            "has none: name them so, or train without AWP"
+        )
+    return weights
+
+
+class _PerturbedModel(nn.Module):
     """The model at w + v. Its modules and parameters are the model's, so modes and gradients reach those."""
 
     def __init__(self, model: nn.Module, shifts: dict[str, Tensor]) -> None:
@@ -94,5 +149,6 @@ class _Moved(nn.Module):
         self.model, self.shifts, self.training = model, shifts, model.training
 
     def forward(self, x: Tensor) -> Any:
-        own = dict(self.model.named_parameters())
-        return functional_call(self.model, {name: own[name] + shift for name, shift in self.shifts.items()}, (x,))
+        parameters = dict(self.model.named_parameters())
+        shifted = {name: parameters[name] + shift for name, shift in self.shifts.items()}
+        return functional_call(self.model, shifted, (x,))

@@ -1,14 +1,14 @@
-"""CFOL, class focused online learning (Pethick, Chrysos and Cevher 2023): an adversary learns which classes to draw.
+"""CFOL, class-focused online learning (Pethick, Chrysos and Cevher 2023): an adversary learns which classes to draw.
 
 p       gamma / C + (1 - gamma) softmax(w), over the C classes with images
-model   the mean loss at x + delta, of classes drawn by p; or, in reweighting, of images drawn alike, times C p_y
+model   the mean loss at x + delta, of classes drawn by p; or, in reweighting, of images drawn uniformly, times C p_y
 w_c     += eta * sum over the batch's misclassified x + delta of class c of 1 / q_c, once per batch, as released
 
 q_c is the probability with which the class was drawn, so that the sum estimates the class's error: p in sampling, the
 class's share of the images in reweighting. The loader draws a whole epoch by the p at its beginning. Of the three
 eta in released code (1e-7 in the readme, 1e-5 in the configuration) the default is that of the commands for its
 experiments: in an epoch of 50,000 images w_c grows by a quarter of the class's error. For n images the same pace takes
-eta = 0.25 / n. gamma = 1 is AT on classes drawn alike; in reweighting it is AT.
+eta = 0.25 / n. gamma = 1 is AT on uniformly drawn classes; in reweighting it is AT.
 """
 
 from dataclasses import dataclass, field
@@ -17,16 +17,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD
+from doubly.attacks import PGD, Attack, frozen_statistics
 from doubly.checks import check_logits
-from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.types import Attack, Batch, Objective, State, TrainStep
+from doubly.methods.method import Method
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class CFOL:
+class CFOL(Method):
     """mean loss(x + delta) over classes that an adversary chooses."""
 
     attack: Attack = field(default_factory=PGD)
@@ -60,27 +60,53 @@ class CFOL:
         return self.probabilities(state["scores"], state["counts"]) if self.mode == "sampling" else None
 
     def probabilities(self, scores: Tensor, counts: Tensor) -> Tensor:
-        """p, (classes,); 0 where there are no images."""
+        """Return p, (classes,); 0 for classes without images."""
         present = (counts > 0).double()
         chosen = scores.masked_fill(present == 0, -torch.inf).softmax(0)
         return self.gamma * present / present.sum() + (1 - self.gamma) * chosen
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+        return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
+
+    def shared_values(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
+    ) -> Tensor:
+        with torch.no_grad(), frozen_statistics(model):
+            return self._class_errors(model(batch.x + perturbation.delta), batch.y, self._drawn_by(state, step))
+
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        delta, _ = perturbation or self.perturb(model, batch, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
         weights = torch.ones_like(losses)
         p = self.probabilities(state["scores"], state["counts"])
-        counts = state["counts"].double()
         if self.mode == "reweighting":
-            weights = ((counts > 0).sum() * p).to(losses)[batch.y]
-        epoch = torch.full_like(state["epoch"], step.epoch)
-        drawn = torch.where(epoch == state["epoch"], state["drawn"], p)
-        chance = drawn if self.mode == "sampling" else counts / counts.sum()
-        wrong = (logits.argmax(1) != batch.y).double()
-        found = torch.zeros_like(p).index_add(0, batch.y, wrong / chance[batch.y])
-        scores = state["scores"] + self.eta * parallel.gather(found[None]).sum(0)
-        kept = {"scores": scores, "counts": state["counts"], "drawn": drawn, "epoch": epoch}
+            weights = ((state["counts"] > 0).sum() * p).to(losses)[batch.y]
+        errors = self._class_errors(logits, batch.y, self._drawn_by(state, step))
+        new_state = {
+            "scores": state["scores"] + self.eta * step.communicator.all_gather(errors).sum(0),
+            "counts": state["counts"],
+            "drawn": self._epoch_probabilities(state, step),
+            "epoch": torch.full_like(state["epoch"], step.epoch),
+        }
         record = {"largest_class_probability": p.max()}
-        return Objective((weights * losses).mean(), losses.detach(), weights, logits.detach(), kept, record)
+        return Objective((weights * losses).mean(), losses.detach(), weights, logits.detach(), new_state, record)
+
+    def _epoch_probabilities(self, state: State, step: TrainStep) -> Tensor:
+        """Return the p that this epoch was drawn by: the one at its beginning."""
+        same_epoch = torch.full_like(state["epoch"], step.epoch) == state["epoch"]
+        return torch.where(same_epoch, state["drawn"], self.probabilities(state["scores"], state["counts"]))
+
+    def _drawn_by(self, state: State, step: TrainStep) -> Tensor:
+        """Return q, the probability with which each class was drawn."""
+        counts = state["counts"].double()
+        return self._epoch_probabilities(state, step) if self.mode == "sampling" else counts / counts.sum()
+
+    @staticmethod
+    def _class_errors(logits: Tensor, y: Tensor, drawn_by: Tensor) -> Tensor:
+        """Return the sum over the misclassified samples of each class of 1 / q, as one row, (1, classes)."""
+        wrong = (logits.argmax(1) != y).double()
+        return torch.zeros_like(drawn_by).index_add(0, y, wrong / drawn_by[y])[None]

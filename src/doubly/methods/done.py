@@ -1,19 +1,20 @@
 """DONE, doubly robust instance-reweighted adversarial training: CID on eq. 7 of the paper.
 
-inner   h_i = l'_i + barrier of the threat's box, l' = -attack_loss      solved by the attack
-outer   r log mean exp(l_i / r), whose gradient weighs sample i with exp(l_i / r) / u; other divergences by name
-DONE-GD, -PGD and -ADAM are this with a barrier, sign or Adam step in the attack (A8-A12 of methods.md).
+inner   h_i = l'_i + barrier of the threat's box, l' = -attack loss      solved by the attack
+outer   r log mean exp(l_i / r), whose gradient weights sample i by exp(l_i / r) / u; other divergences by name
+DONE-GD, DONE-PGD and DONE-ADAM are this with a barrier, sign or Adam step in the attack.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, clean_pass, draws, repeating, statistics_frozen
+from doubly.attacks import PGD, clean_logits, frozen_statistics, replay_rng, rng_state
 from doubly.bilevel import (
-    Box,
     ChiSquare,
     Composition,
     ConjugateGradient,
@@ -21,21 +22,21 @@ from doubly.bilevel import (
     Diagonal,
     Direction,
     LogMeanExp,
+    Part,
     Terms,
     cid,
-    cid_first_order,
+    cid_first_order_parts,
 )
 from doubly.checks import check_logits
-from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
-from doubly.losses import CrossEntropy, Loss, PairedLoss
+from doubly.losses import CrossEntropy, Loss, sample_losses
+from doubly.methods.method import Method, perturb_parts
 from doubly.schedules import Piecewise, Schedule
-from doubly.threat import LinfBall
-from doubly.types import Batch, Objective, State, TrainStep
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class DONE:
+class DONE(Method):
     """KL-DRO weights on adversarial losses, with the implicit gradient of the attack."""
 
     attack: PGD = field(default_factory=PGD)
@@ -43,18 +44,18 @@ class DONE:
     loss: Loss = field(default_factory=CrossEntropy)
     """the outer loss l; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     temperature: Schedule = field(default_factory=lambda: Piecewise((10.0, 1.0, 0.1), (2 / 3, 5 / 6)))
-    """r: large is AT, small follows the worst samples (A16)"""
+    """r over training: a large r is AT, a small r follows the worst samples; the paper's is 10, 1, 0.1"""
     eta: float = 0.9
-    """share of the current batch in the running average u; 1 is a softmax over the batch (A2)"""
+    """share of the current batch in the running average u; 1 is a softmax over the batch"""
     divergence: Literal["kl", "chi2", "cvar"] = "kl"
-    """what holds the weights near 1: kl is the paper's; chi2 is linear in the loss; cvar is nothing but the cap: the
+    """what keeps the weights near 1: kl is the paper's; chi2 is linear in the loss; cvar is nothing but the cap: the
     mean of the worst share 1 / cap, whatever the temperature"""
     cap: float | None = None
-    """no weight exceeds it; 1 is AT, none is the paper's literal rule"""
+    """largest weight of a sample; 1 is AT, none is the paper's rule"""
     mean_weight_limit: float | None = None
-    """clamp of the batch's mean weight to [1/limit, limit] (A4), for runs without cap"""
+    """the batch's mean weight is kept within [1/limit, limit], for runs without cap; none is the paper's rule"""
     damping: float = 10.0
-    """lambda, added to the barrier's curvature; 0 is literal (A7)"""
+    """added to the barrier's curvature before it is inverted; 0 is the paper's rule"""
     implicit: Literal["exact", "first_order", "none"] = "exact"
     """exact: Proposition 1 by a double backward; first_order: by a difference quotient, at about AT's cost; none"""
     curvature: Literal["barrier", "full"] = "barrier"
@@ -64,18 +65,28 @@ class DONE:
         try:
             for percent in range(100):
                 self.composition(percent / 100)
-        except ValueError as problem:
-            raise UsageError(str(problem)) from None
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         if not self.damping >= 0:
             raise UsageError(f"damping must not be negative, got {self.damping:g}")
-        if self.implicit != "none" and not isinstance(self.attack.threat, LinfBall):
+        if self.implicit != "none" and not self.attack.threat.has_barrier:
             raise UsageError("the barrier of DONE is that of a box: use LinfBall, or implicit none")
-        if self.implicit == "first_order" and (self.curvature == "full" or self.attack.loss != self.loss):
+        if self.implicit == "first_order" and (self.curvature == "full" or not self.zero_sum):
             raise UsageError(
                 "implicit first_order needs curvature barrier and one loss for attack and model: use exact"
             )
 
+    @property
+    def zero_sum(self) -> bool:
+        """Whether attack and model have the same loss, with opposite signs."""
+        return self.attack.loss == self.loss
+
+    @property
+    def needs_second_derivatives(self) -> bool:
+        return self.implicit == "exact"
+
     def composition(self, progress: float) -> Composition:
+        """Return the outer function at a share of training."""
         r = self.temperature.at(progress)
         if self.divergence == "kl":
             return LogMeanExp(r, self.eta, self.cap, self.mean_weight_limit)
@@ -87,64 +98,100 @@ class DONE:
             raise ValueError(f"divergence cvar needs a cap >= 1, its worst share being 1 / cap; got cap={self.cap}")
         return CVaR(1 / self.cap, self.eta)
 
-    @property
-    def differentiates_twice(self) -> bool:
-        return self.implicit == "exact"
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+        return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 
-    def init(self, counts: Tensor | None = None) -> State:
-        return {}
+    def shared_values(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
+    ) -> Tensor:
+        with torch.no_grad(), frozen_statistics(model), self._precision(batch):
+            return self._problem(model, batch)(perturbation.delta).outer
 
-    def sampling(self, state: State) -> Tensor | None:
-        return None
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        delta, _ = perturbation or self.perturb(model, batch, step)
+        return _objective(self.direction(model, batch, delta, state, step))
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
-        found = self.direction(model, batch, delta, state, step)
-        return Objective(found.loss, found.values, found.cotangents, found.aux, found.state)
+    def microbatch_objectives(
+        self,
+        model: nn.Module,
+        parts: Sequence[Batch],
+        state: State,
+        steps: Sequence[TrainStep],
+        perturbations: Sequence[Perturbation | None] | None = None,
+    ) -> Iterator[Objective]:
+        """Yield an objective per part; with the first-order term, which is bounded for the batch, one for all."""
+        if self.implicit != "first_order":
+            yield from super().microbatch_objectives(model, parts, state, steps, perturbations)
+            return
+        perturbations = perturbations or perturb_parts(self, model, parts, steps)
+        deltas = [perturbation.delta for perturbation in perturbations if perturbation is not None]
+        problems = [
+            self._part(model, batch, delta, step) for batch, delta, step in zip(parts, deltas, steps, strict=True)
+        ]
+        with self._precision(parts[0]):
+            objective = _objective(self._first_order(model, problems, state, steps[0]))
+        yield objective
 
     def direction(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, step: TrainStep) -> Direction:
-        """The CID estimate at delta, however that was found."""
-        if self.implicit == "none":
-            return self._estimate(model, batch, delta, state, step)
-        with torch.autocast(batch.x.device.type, enabled=False):  # the implicit term drowns in half precision
-            return self._estimate(model, batch, delta, state, step)
+        """Return the CID estimate at delta, however that was found."""
+        with self._precision(batch):
+            problem, composition = self._problem(model, batch), self.composition(step.progress)
+            all_gather = step.communicator.all_gather
+            if self.implicit == "none":
+                return cid(problem, delta, composition, state, all_gather=all_gather)
+            if self.implicit == "first_order":
+                return self._first_order(model, [self._part(model, batch, delta)], state, step)
+            inverse = self.attack.threat.box(batch.x).inverse_curvature(delta, self.damping)
+            # Networks are not convex in delta: a sample that meets negative curvature keeps the barrier's solution.
+            full = ConjugateGradient(tolerance=None, inverse_diagonal=inverse)
+            solve = Diagonal(inverse) if self.curvature == "barrier" else full
+            return cid(problem, delta, composition, state, solve, all_gather=all_gather)
 
-    def _estimate(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, step: TrainStep) -> Direction:
+    def _precision(self, batch: Batch) -> AbstractContextManager[object]:
+        """Switch autocast off where there is an implicit term, which drowns in half precision."""
+        return nullcontext() if self.implicit == "none" else torch.autocast(batch.x.device.type, enabled=False)
+
+    def _problem(self, model: nn.Module, batch: Batch) -> Callable[[Tensor], Terms]:
+        """Return the losses at delta, as `cid` takes them."""
+
         def problem(delta: Tensor) -> Terms:
             logits = model(batch.x + delta)
             check_logits(logits, batch.y)
-            zero_sum = self.attack.loss == self.loss
-            inner = None if zero_sum else -self.attack.loss(logits, batch.y)
-            if isinstance(self.loss, PairedLoss):
-                return Terms(self.loss(logits, batch.y, clean_pass(model, batch.x)), inner, logits.detach())
-            return Terms(self.loss(logits, batch.y), inner, logits.detach())
+            inner = None if self.zero_sum else -self.attack.loss(logits, batch.y)
+            outer = sample_losses(self.loss, logits, batch.y, lambda: clean_logits(model, batch.x))
+            return Terms(outer, inner, logits.detach())
 
-        composition = self.composition(step.progress)
-        if self.implicit == "none":
-            return cid(problem, delta, composition, state, gather=parallel.gather)
-        box = self.attack.threat.around(batch.x)
-        assert isinstance(box, Box), "checked when the method was made"
-        inverse = box.inverse_curvature(delta, self.damping)
-        if self.implicit == "first_order":
-            stand = draws()
+        return problem
 
-            def without_side_effect(delta: Tensor) -> Terms:
-                with statistics_frozen(model), repeating(stand):
-                    return problem(delta)
+    def _part(self, model: nn.Module, batch: Batch, delta: Tensor, step: TrainStep | None = None) -> Part:
+        """Return a microbatch for the first-order term; without `step` dropout goes on from torch's generators."""
+        problem, dropout = self._problem(model, batch), rng_state()
 
-            return cid_first_order(
-                problem,
-                without_side_effect,
-                delta,
-                composition,
-                state,
-                inverse,
-                model.parameters(),
-                parallel.gather,
-                mean=parallel.mean,
-            )
-        if self.curvature == "barrier":
-            return cid(problem, delta, composition, state, Diagonal(inverse), gather=parallel.gather)
-        # Networks are not convex in delta: a sample that meets negative curvature keeps the barrier's answer.
-        solve = ConjugateGradient(tolerance=None, inverse_diagonal=inverse)
-        return cid(problem, delta, composition, state, solve, gather=parallel.gather)
+        def counted(delta: Tensor) -> Terms:
+            if step is None:
+                return problem(delta)
+            with step.network_rng():
+                return problem(delta)
+
+        def without_side_effects(delta: Tensor) -> Terms:
+            with frozen_statistics(model), replay_rng(dropout):
+                return counted(delta)
+
+        inverse = self.attack.threat.box(batch.x).inverse_curvature(delta, self.damping)
+        return Part(counted, without_side_effects, delta, inverse)
+
+    def _first_order(self, model: nn.Module, parts: Sequence[Part], state: State, step: TrainStep) -> Direction:
+        return cid_first_order_parts(
+            parts,
+            self.composition(step.progress),
+            state,
+            model.parameters(),
+            all_gather=step.communicator.all_gather,
+            mean=step.communicator.mean,
+        )
+
+
+def _objective(direction: Direction) -> Objective:
+    return Objective(direction.loss, direction.values, direction.cotangents, direction.aux, direction.state)

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import FGSM, draws, repeating, statistics_frozen
+from doubly.attacks import FGSM, frozen_statistics, replay_rng, rng_state
 from doubly.checks import check_logits
-from doubly.distributed import collectives as parallel
+from doubly.distributed import Communicator
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss
-from doubly.types import Batch, Objective, State, TrainStep
+from doubly.methods.method import Method
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class FastATGA:
+class FastATGA(Method):
     """FGSM training with aligned input gradients."""
 
     attack: FGSM = field(default_factory=lambda: FGSM(reach=1.25))
@@ -29,55 +30,73 @@ class FastATGA:
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized"""
     strength: float = 0.2
-    """of the penalty; published for CIFAR-10: 0.2 at 8/255, 0.632 at 12/255, 2 at 16/255; SVHN 2.5 at 8/255"""
+    """weight of the penalty; published for CIFAR-10: 0.2 at 8/255, 0.632 at 12/255, 2 at 16/255; SVHN 2.5 at 8/255"""
 
     def __post_init__(self) -> None:
         if not self.strength >= 0:
             raise UsageError(f"the strength of gradient alignment is not negative, got {self.strength:g}")
 
     @property
-    def differentiates_twice(self) -> bool:
+    def needs_second_derivatives(self) -> bool:
         return self.strength > 0
 
-    def init(self, counts: Tensor | None = None) -> State:
-        return {}
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+        return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 
-    def sampling(self, state: State) -> Tensor | None:
-        return None
+    def shared_values(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
+    ) -> Tensor | None:
+        if self.strength == 0:
+            return None
+        with frozen_statistics(model), torch.autocast(batch.x.device.type, enabled=False):
+            at_image, at_noise = self._gradients(model, batch, step, create_graph=False)
+        return _nonzero(at_image, at_noise).long()
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
-        stand = draws()
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        delta, _ = perturbation or self.perturb(model, batch, step)
+        dropout = rng_state()
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
-        scalar, alignment = losses.mean(), torch.ones((), device=losses.device)
+        loss, alignment = losses.mean(), torch.ones((), device=losses.device)
         if self.strength > 0:
-            radius = self.attack.threat.radius
-            noise = radius * (2 * parallel.uniform(batch.x, step.generator("alignment")) - 1)
             # The second derivative drowns in half precision.
-            with statistics_frozen(model), torch.autocast(batch.x.device.type, enabled=False):
-                with repeating(stand):
-                    here = self._gradient(model, batch.x, batch.y, create_graph=False)
-                with repeating(stand):
-                    there = self._gradient(model, batch.x + noise, batch.y, create_graph=True)
-            alignment = _mean_cosine(here, there)
-            scalar = scalar + self.strength * (1 - alignment)
+            with frozen_statistics(model), torch.autocast(batch.x.device.type, enabled=False), replay_rng(dropout):
+                at_image, at_noise = self._gradients(model, batch, step, create_graph=True)
+            alignment = _mean_cosine(at_image, at_noise, step.communicator)
+            loss = loss + self.strength * (1 - alignment)
         weights = torch.ones_like(losses)
         record = {"alignment": alignment.detach()}
-        return Objective(scalar, losses.detach(), weights, logits.detach(), state, record)
+        return Objective(loss, losses.detach(), weights, logits.detach(), state, record)
 
-    def _gradient(self, model: nn.Module, x: Tensor, y: Tensor, create_graph: bool) -> Tensor:
+    def _gradients(
+        self, model: nn.Module, batch: Batch, step: TrainStep, *, create_graph: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return g(x) and g(x + e), one row per sample, under the same dropout."""
+        noise = self.attack.threat.radius * (2 * step.generator("alignment").uniform(batch.x) - 1)
+        dropout = rng_state()
+        at_image = self._gradient(model, batch.x, batch.y, create_graph=False)
+        with replay_rng(dropout):
+            return at_image, self._gradient(model, batch.x + noise, batch.y, create_graph=create_graph)
+
+    def _gradient(self, model: nn.Module, x: Tensor, y: Tensor, *, create_graph: bool) -> Tensor:
         x = x.detach().requires_grad_()
         return torch.autograd.grad(self.loss(model(x), y).sum(), x, create_graph=create_graph)[0].flatten(1)
 
 
-def _mean_cosine(constant: Tensor, other: Tensor) -> Tensor:
-    """This process's share of the mean over all samples whose gradients are not zero; 1 where there is none."""
+def _nonzero(constant: Tensor, other: Tensor) -> Tensor:
+    """Return which samples have gradients that are not zero, (B,)."""
     tiny = torch.finfo(other.dtype).tiny
-    alive = (constant.square().sum(1) > tiny) & (other.detach().square().sum(1) > tiny)
-    everyone = parallel.gather(alive.long())
-    if not everyone.any():
+    return (constant.square().sum(1) > tiny) & (other.detach().square().sum(1) > tiny)
+
+
+def _mean_cosine(constant: Tensor, other: Tensor, communicator: Communicator) -> Tensor:
+    """Return this process's share of the mean over all samples whose gradients are not zero; 1 if there is none."""
+    nonzero = _nonzero(constant, other)
+    all_nonzero = communicator.all_gather(nonzero.long())
+    if not all_nonzero.any():
         return torch.ones((), dtype=other.dtype, device=other.device)
-    cosines = torch.cosine_similarity(constant[alive], other[alive], dim=1)
-    return cosines.sum() * (len(everyone) / len(alive)) / everyone.sum()
+    cosines = torch.cosine_similarity(constant[nonzero], other[nonzero], dim=1)
+    return cosines.sum() * (len(all_nonzero) / len(nonzero)) / all_nonzero.sum()

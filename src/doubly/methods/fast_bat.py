@@ -4,8 +4,8 @@ lower   delta* = argmin over the ball of < grad l'(z), delta > + lambda/2 |delta
 upper   mean CE(x + delta*), whose gradient has the implicit term - < d/d theta grad l'(z), H q / lambda >
 
 with l' = -CE, q the input gradient of CE at delta*, and H = 1 where delta* is strictly inside the ball, else 0. It is
-`cid` with a lower level that is linear in what the network says. The released code steps by 1/lambda = 5000/255, yet
-divides the implicit term by lambda = 10: two parameters here, `attack.rule.size` and `curvature`, with those defaults.
+`cid` with a lower level that is linear in delta. The released code steps by 1/lambda = 5000/255, yet divides the implicit
+term by lambda = 10: two parameters here, `attack.rule.size` and `curvature`, with those defaults.
 """
 
 from dataclasses import dataclass, field
@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, attacked, draws, repeating, statistics_frozen
-from doubly.bilevel import Box, Diagonal, GradientStep, RunningMean, Terms, cid, projected_descent
+from doubly.attacks import PGD, attack_context, frozen_statistics, replay_rng, rng_state
+from doubly.bilevel import Diagonal, GradientStep, RunningMean, Terms, cid, projected_descent
 from doubly.checks import check_logits
-from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
-from doubly.threat import LinfBall
-from doubly.types import Batch, Objective, State, TrainStep
+from doubly.methods.method import Method
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
-INSIDE = 1e-7  # from a face: nearer counts as on it
+FACE_DISTANCE = 1e-7  # a coordinate nearer to a face counts as on it
 
 
 @dataclass(frozen=True)
-class FastBAT:
+class FastBAT(Method):
     """One plain gradient step to z, one more to delta*, and the implicit gradient between them."""
 
     attack: PGD = field(default_factory=lambda: PGD(steps=1, rule=GradientStep(5000 / 255)))
@@ -36,39 +35,41 @@ class FastBAT:
     def __post_init__(self) -> None:
         if not self.curvature > 0:
             raise UsageError(f"the curvature of Fast-BAT must be positive, got {self.curvature:g}")
-        if not isinstance(self.attack.threat, LinfBall):
+        if not self.attack.threat.has_barrier:
             raise UsageError("the implicit gradient of Fast-BAT is that of a box: use LinfBall")
 
     @property
-    def differentiates_twice(self) -> bool:
+    def needs_second_derivatives(self) -> bool:
         return self.curvature < float("inf")
 
-    def init(self, counts: Tensor | None = None) -> State:
-        return {}
-
-    def sampling(self, state: State) -> Tensor | None:
-        return None
-
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
         x, y, attack = batch.x, batch.y, self.attack
-        box = attack.threat.around(x)
-        assert isinstance(box, Box), "checked when the method was made"
         z = attack(model, x, y, step.generator("attack"))
-        with attacked(model, attack.attack_mode):
+        with attack_context(model, attack.attack_mode):
+            box = attack.threat.box(x)
             delta = projected_descent(lambda d: -attack.loss(model(x + d), y), z, box, attack.rule, 1)
-        stand = draws()
+        return Perturbation(delta, {"z": z})
+
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        x, y, loss = batch.x, batch.y, self.attack.loss
+        delta, values = perturbation or self.perturb(model, batch, step)
+        z, dropout = values["z"], rng_state()
 
         def problem(delta: Tensor) -> Terms:
             logits = model(x + delta)
             check_logits(logits, y)
-            with statistics_frozen(model), repeating(stand):
+            with frozen_statistics(model), replay_rng(dropout):
                 point = z.clone().requires_grad_()
-                (slope,) = torch.autograd.grad(-attack.loss(model(x + point), y).sum(), point, create_graph=True)
-            return Terms(attack.loss(logits, y), (slope * delta).flatten(1).sum(1), logits.detach())
+                (slope,) = torch.autograd.grad(-loss(model(x + point), y).sum(), point, create_graph=True)
+            return Terms(loss(logits, y), (slope * delta).flatten(1).sum(1), logits.detach())
 
-        inside = (box.lower + INSIDE < delta) & (delta < box.upper - INSIDE)
+        box = self.attack.threat.box(x)
+        inside = (box.lower + FACE_DISTANCE < delta) & (delta < box.upper - FACE_DISTANCE)
         solve = Diagonal(inside.to(x.dtype) / self.curvature)
         with torch.autocast(x.device.type, enabled=False):  # the implicit term drowns in half precision
-            found = cid(problem, delta, RunningMean(eta=1.0), {}, solve, gather=parallel.gather)
-        weights = torch.ones_like(found.values)
-        return Objective(found.loss, found.values, weights, found.aux, state)
+            # The mean of the losses is composed with nothing, so no sample depends on the others.
+            direction = cid(problem, delta, RunningMean(eta=1.0), {}, solve)
+        weights = torch.ones_like(direction.values)
+        return Objective(direction.loss, direction.values, weights, direction.aux, state)

@@ -1,34 +1,33 @@
-"""Friendly adversarial training (FAT; Zhang et al. 2020): the attack on a sample stops soon after it fools the model.
+"""FAT, friendly adversarial training (Zhang et al. 2020): the attack on a sample stops soon after it fools the model.
 
     mean loss(x_stop),   stop = first k < K at which x_k is misclassified for the (tau + 1)-th time, else K
 
-The check comes before a step, at the iterate the step would leave, so with tau = 0 the random start itself may be kept.
-A sample that stops adds nothing to what the attack increases; its gradient is 0 and so is its step. It then leaves the
-batch, and later passes are the smaller. Samples keep their order; the released code loops over samples and returns them
-in another order, with the same loss. Left out: the Gaussian noise of 0.001 that the released code
-adds to each step, since steps here follow from the gradient alone.
+The check comes before a step, at the iterate that the step would leave, so with tau = 0 the random start itself may be
+kept. A sample that stops adds nothing to what the attack increases: its gradient is 0, and so is its step. It then leaves
+the batch, which makes later passes smaller. Samples keep their order; the released code returns them in another order,
+with the same loss. Left out: the Gaussian noise of 0.001 that the released code adds to each step.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from doubly.attacks import PGD
-from doubly.bilevel import GradientStep, NormalisedStep, SignStep
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.schedules import Piecewise, Schedule
-from doubly.types import Batch, Objective, State, TrainStep
+from doubly.methods.method import Method
+from doubly.schedules import Constant, Piecewise, Schedule
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class FAT:
+class FAT(Method):
     """mean loss(x + delta), delta by an attack that leaves a sample alone once it was fooled tau + 1 times."""
 
     attack: PGD = field(default_factory=PGD)
-    """the attack that is stopped early; its steps must stand still where the gradient is 0"""
+    """the attack that is stopped early; its steps must not move where the gradient is 0"""
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized"""
     tau: Schedule = field(default_factory=lambda: Piecewise((0.0, 1.0, 2.0), (50 / 120, 90 / 120)))
@@ -36,18 +35,17 @@ class FAT:
 
     def __post_init__(self) -> None:
         check_plain(self.loss, "FAT")
-        tau, steps = self.tau, self.attack.steps
-        values = tau.values if isinstance(tau, Piecewise) else [tau.at(percent / 100) for percent in range(100)]
-        wrong = [value for value in values if value not in range(steps + 1)]
+        steps = self.attack.steps
+        wrong = [value for value in self.tau.values_taken() if value not in range(steps + 1)]
         if wrong:
             raise UsageError(
                 f"tau must be a whole number from 0 to the attack's {steps} steps, got {wrong[0]:g}: "
                 "give a constant or piecewise schedule of such numbers"
             )
-        if not isinstance(self.attack.rule, SignStep | GradientStep | NormalisedStep):
+        if not self.attack.rule.rests_without_gradient:
             raise UsageError(
-                "FAT stops a sample by a gradient of 0, so its attack needs a rule that then stands still: SignStep, "
-                f"GradientStep or NormalisedStep, got {type(self.attack.rule).__name__}"
+                "FAT stops a sample by a gradient of 0, so its attack needs a rule that then does not move: SignStep, "
+                f"GradientStep or NormalizedStep, got {type(self.attack.rule).__name__}"
             )
         if self.attack.restarts != 1 or self.attack.attack_mode != "eval":
             raise UsageError(
@@ -56,32 +54,31 @@ class FAT:
                 f"attack_mode {self.attack.attack_mode}"
             )
 
-    def init(self, counts: Tensor | None = None) -> State:
-        return {}
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+        """Attack with early stopping; the values are how many steps each sample took."""
+        budget = torch.full_like(batch.y, int(self.tau.at(step.progress)))
+        active, steps = torch.ones_like(batch.y, dtype=torch.bool), torch.zeros_like(batch.y)
 
-    def sampling(self, state: State) -> Tensor | None:
-        return None
+        def value(logits: Tensor) -> Tensor:
+            nonlocal budget, active, steps
+            fooled = logits.detach().argmax(1) != batch.y
+            active = active & ~(fooled & (budget == 0))
+            budget, steps = budget - (fooled & active).long(), steps + active.long()
+            losses = self.attack.loss(logits, batch.y)
+            return torch.where(active, losses, torch.zeros_like(losses))
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
-        delta, taken = self.stopped(model, batch, step)
+        delta = self.attack.maximize(model, batch.x, batch.y, step.generator("attack"), value, lambda: active)
+        return Perturbation(delta, {"steps": steps})
+
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        delta, values = perturbation or self.perturb(model, batch, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
-        record = {"backpropagations": taken.to(losses).mean()}
+        record = {"backpropagations": values["steps"].to(losses).mean()}
         return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state, record)
 
-    def stopped(self, model: nn.Module, batch: Batch, step: TrainStep) -> tuple[Tensor, Tensor]:
-        """delta, and how many steps each sample took, which is how often it was back-propagated through."""
-        budget = torch.full_like(batch.y, int(self.tau.at(step.progress)))
-        moving, taken = torch.ones_like(batch.y, dtype=torch.bool), torch.zeros_like(batch.y)
-
-        def value(logits: Tensor) -> Tensor:
-            nonlocal budget, moving, taken
-            fooled = logits.detach().argmax(1) != batch.y
-            moving = moving & ~(fooled & (budget == 0))
-            budget, taken = budget - (fooled & moving).long(), taken + moving.long()
-            losses = self.attack.loss(logits, batch.y)
-            return torch.where(moving, losses, torch.zeros_like(losses))
-
-        delta = self.attack.search(model, batch.x, batch.y, step.generator("attack"), value, lambda: moving)
-        return delta, taken
+    def costliest(self) -> "FAT":
+        return replace(self, tau=Constant(float(self.attack.steps)))

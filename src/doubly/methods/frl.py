@@ -19,24 +19,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, clean_pass
+from doubly.attacks import PGD, clean_logits, frozen_statistics
 from doubly.checks import check_logits
-from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, kl_divergence
-from doubly.types import Batch, Objective, State, TrainStep
+from doubly.methods.method import Method
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class FRL:
-    """CE(x) + beta KL(x, x + delta), each weighted towards the classes that err most in it."""
+class FRL(Method):
+    """CE(x) + beta KL(x, x + delta), each weighted toward the classes that err most in it."""
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
-    """how delta is found, by steps up the KL; not from the image itself, where the KL has no slope"""
+    """how delta is found, by steps up the KL; not from the image itself, where the KL has no gradient"""
     beta: float = 1.5
     """weight of the boundary term"""
     rate: float = 0.05
-    """step of the clean multipliers per epoch; the boundary's are twice as fast; 0 weighs all classes alike"""
+    """step of the clean multipliers per epoch; the boundary's are twice as fast; 0 gives equal class weights"""
     tolerance: float = 0.1
     """how far a class's error may exceed the mean error (0.1; with ReMargin 0.07)"""
     limit: float = 0.5
@@ -50,48 +50,61 @@ class FRL:
             )
         if not 0 <= self.limit < 1:
             raise UsageError(f"limit must lie in [0, 1), got {self.limit:g}: from 1 on a class may weigh nothing")
-        self.attack.check_diverge()
+        self.attack.check_divergence()
 
-    def init(self, counts: Tensor | None = None) -> State:
-        return {}  # the first logits tell the number of classes
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+        return Perturbation(self.attack.maximize_divergence(model, batch.x, batch.y, step.generator("attack")))
 
-    def sampling(self, state: State) -> Tensor | None:
-        return None
+    def shared_values(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
+    ) -> Tensor:
+        with torch.no_grad(), frozen_statistics(model):
+            logits, clean = model(batch.x + perturbation.delta), model(batch.x)
+        return self._sample_values(self.state_at(state, logits, step.epoch), logits, clean, batch.y)
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
         x, y = batch.x, batch.y
-        delta = self.attack.diverge(model, x, y, step.generator("attack"))
+        delta, _ = perturbation or self.perturb(model, batch, step)
         logits = model(x + delta)
         check_logits(logits, y)
-        clean = clean_pass(model, x)
-        state = self.begun(state, logits, step.epoch)
-        right = clean.argmax(1) == y
-        seen = torch.stack([torch.ones_like(right), ~right, right & (logits.argmax(1) != y)]).double()
-        tally = torch.zeros_like(state["tally"]).index_add(1, y, seen)
-        state = {**state, "tally": state["tally"] + parallel.gather(tally[None]).sum(0)}
+        clean = clean_logits(model, x)
+        state = self.state_at(state, logits, step.epoch)
+        values = self._sample_values(state, logits, clean, y)
+        all_values = step.communicator.all_gather(values)
+        tally = torch.zeros_like(state["tally"]).index_add(1, all_values[:, 5].long(), all_values[:, 2:5].T)
+        state = {**state, "tally": state["tally"] + tally}
 
-        errors = CrossEntropy()(clean, y), kl_divergence(clean, logits)
+        losses = CrossEntropy()(clean, y), kl_divergence(clean, logits)
+        means = all_values[:, :2].contiguous().mean(0)
+        weights = [(values[:, kind] / means[kind]).to(losses[0]) for kind in (0, 1)]
+        loss = (weights[0] * losses[0] + self.beta * weights[1] * losses[1]).mean()
+        sample_losses = (losses[0] + self.beta * losses[1]).detach()
+        mean_weights = (weights[0] + self.beta * weights[1]) / (1 + self.beta)  # of a sample's two weights
+        return Objective(loss, sample_losses, mean_weights, logits.detach(), state)
+
+    @staticmethod
+    def _sample_values(state: State, logits: Tensor, clean: Tensor, y: Tensor) -> Tensor:
+        """Return a_y, b_y, 1, clean error, boundary error and label of each sample, (B, 6)."""
         weights = [row[y] for row in class_weights(state["multipliers"])]
-        means = parallel.gather(torch.stack(weights, 1)).mean(0)
-        weights = [(weight / mean).to(errors[0]) for weight, mean in zip(weights, means, strict=True)]
-        scalar = (weights[0] * errors[0] + self.beta * weights[1] * errors[1]).mean()
-        losses = (errors[0] + self.beta * errors[1]).detach()
-        shown = (weights[0] + self.beta * weights[1]) / (1 + self.beta)  # of a sample's two weights, the mean
-        return Objective(scalar, losses, shown, logits.detach(), state)
+        right = clean.argmax(1) == y
+        counted = torch.stack([torch.ones_like(right), ~right, right & (logits.argmax(1) != y)]).double()
+        return torch.stack([*weights, *counted, y.double()], 1)
 
-    def begun(self, state: State, logits: Tensor, epoch: int) -> State:
-        """The state at a batch of this epoch: where it is the first, the multipliers follow the epoch before."""
+    def state_at(self, state: State, logits: Tensor, epoch: int) -> State:
+        """Return the state at a batch of this epoch; at its first batch the multipliers follow the epoch before."""
         now = torch.full((), epoch, device=logits.device)
-        if not state:
+        if not state:  # the first logits tell the number of classes
             zeros = logits.new_zeros(3, logits.shape[1], dtype=torch.float64)
             return {"multipliers": zeros[:2].clone(), "tally": zeros, "epoch": now}
         old, tally = state["multipliers"], state["tally"]
-        same = now == state["epoch"]
-        multipliers = torch.where(same, old, self.updated(old, tally))
-        return {"multipliers": multipliers, "tally": torch.where(same, tally, 0.0), "epoch": now}
+        same_epoch = now == state["epoch"]
+        multipliers = torch.where(same_epoch, old, self.updated_multipliers(old, tally))
+        return {"multipliers": multipliers, "tally": torch.where(same_epoch, tally, 0.0), "epoch": now}
 
-    def updated(self, multipliers: Tensor, tally: Tensor) -> Tensor:
-        """lambda, (2, classes), clean and boundary, from (images, clean errors, boundary errors) per class."""
+    def updated_multipliers(self, multipliers: Tensor, tally: Tensor) -> Tensor:
+        """Return lambda, (2, classes), clean and boundary, from (images, clean errors, boundary errors) per class."""
         seen = tally[0] > 0
         errors = tally[1:] / tally[0].clamp_min(1)
         gaps = errors - errors.sum(1, keepdim=True) / seen.sum().clamp_min(1) - self.tolerance
@@ -101,5 +114,5 @@ class FRL:
 
 
 def class_weights(multipliers: Tensor) -> Tensor:
-    """a and b, (2, classes)."""
+    """Return a and b, (2, classes)."""
     return 1 / multipliers.shape[1] + multipliers - multipliers.mean(1, keepdim=True)

@@ -7,8 +7,8 @@
 
 PM is that of the passes that are differentiated, in training mode. Released code and paper differ; the defaults are the
 code's, since only that can be checked: PM at the attacked images, three times the sigmoid instead of a batch mean of 1
-(normalize), and an attack on the cross-entropy in each form (attack_on kl is plain TRADES's). Slope and bias are its
-MAIL-AT's: a sample on the boundary weighs 0.02, so little is learned without the burn-in, which is 76 of its 120 epochs.
+(`normalize`), and an attack on the cross-entropy in each form (attack_on kl is that of plain TRADES). Slope and bias are
+those of its MAIL-AT: a sample on the boundary weighs 0.02, so little is learned without the burn-in of 76 of 120 epochs.
 
 slope = 0 with normalize batch is AT, TRADES or MART exactly; with x3 all weights are 1.5.
 """
@@ -21,16 +21,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, clean_pass
+from doubly.attacks import PGD, clean_logits, frozen_statistics
 from doubly.checks import check_logits
-from doubly.distributed import collectives as parallel
+from doubly.distributed import SINGLE_PROCESS, Communicator
 from doubly.errors import UsageError
-from doubly.losses import CrossEntropy, MartLoss, Parts, TradesLoss, probability_margin
-from doubly.types import Batch, Objective, State, TrainStep
+from doubly.losses import CrossEntropy, LossParts, MartLoss, TradesLoss, probability_margin
+from doubly.methods.method import Method
+from doubly.methods.weighting import mean_one_weights
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class MAIL:
+class MAIL(Method):
     """AT, TRADES or MART, weighted by the sigmoid of the probability margin."""
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
@@ -40,7 +42,7 @@ class MAIL:
     margin: Literal["adversarial", "natural", "difference"] = "adversarial"
     """PM at x + delta (released), PM at x, or p_y(x) - p_y(x + delta) in its place"""
     slope: float = 10.0
-    """how sharply the weight falls with the margin; released: 10 for at, 2 for trades; 0 weighs all alike"""
+    """how sharply the weight falls with the margin; released: 10 for at, 2 for trades; 0 gives equal weights"""
     bias: float = -0.5
     """margin at which the sigmoid is 1/2; released: -0.5 for at, 0 for trades"""
     normalize: Literal["batch", "x3"] = "x3"
@@ -50,7 +52,7 @@ class MAIL:
     beta: float = 5.0
     """weight of the KL in trades and mart"""
     attack_on: Literal["kl", "cross_entropy"] = "cross_entropy"
-    """what the attack increases. cross_entropy: the attack's own loss, which is this unless changed; kl: for trades"""
+    """what the attack increases. cross_entropy: the attack's own loss, which is this by default; kl: for trades"""
 
     def __post_init__(self) -> None:
         TradesLoss(self.beta)
@@ -61,39 +63,55 @@ class MAIL:
         if self.attack_on == "kl":
             if self.form != "trades":
                 raise UsageError(f"attack_on kl is TRADES's, got form {self.form}: use cross_entropy, or form trades")
-            self.attack.check_diverge()
+            self.attack.check_divergence()
 
-    def init(self, counts: Tensor | None = None) -> State:
-        return {}
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+        attack = self.attack.maximize_divergence if self.attack_on == "kl" else self.attack
+        return Perturbation(attack(model, batch.x, batch.y, step.generator("attack")))
 
-    def sampling(self, state: State) -> Tensor | None:
-        return None
+    def shared_values(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
+    ) -> Tensor | None:
+        if self.normalize != "batch" or step.progress < self.burn_in:
+            return None
+        with torch.no_grad(), frozen_statistics(model):
+            logits = model(batch.x + perturbation.delta)
+            clean = logits if self.margin == "adversarial" else model(batch.x)
+        return self.log_weights(logits, batch.y, clean)
 
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
-        attack = self.attack.diverge if self.attack_on == "kl" else self.attack
-        delta = attack(model, batch.x, batch.y, step.generator("attack"))
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        delta, _ = perturbation or self.perturb(model, batch, step)
         logits = clean = model(batch.x + delta)
         check_logits(logits, batch.y)
         weighted = step.progress >= self.burn_in
         if self.form != "at" or (weighted and self.margin != "adversarial"):
-            clean = clean_pass(model, batch.x)
+            clean = clean_logits(model, batch.x)
         parts = self.parts(logits, batch.y, clean)
         losses = parts.reweighted + parts.rest
-        weights = self.weights(logits.detach(), batch.y, clean.detach()) if weighted else torch.ones_like(losses)
-        scalar = (weights * parts.reweighted + parts.rest).mean()
-        return Objective(scalar, losses.detach(), weights, logits.detach(), state)
+        weights = torch.ones_like(losses)
+        if weighted:
+            weights = self.weights(logits.detach(), batch.y, clean.detach(), step.communicator)
+        loss = (weights * parts.reweighted + parts.rest).mean()
+        return Objective(loss, losses.detach(), weights, logits.detach(), state)
 
-    def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> Parts:
+    def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> LossParts:
+        """Return the part of the loss that is reweighted, and the rest."""
         if self.form == "at":
             losses = CrossEntropy()(logits, y)
-            return Parts(losses, torch.zeros_like(losses))
+            return LossParts(losses, torch.zeros_like(losses))
         return (TradesLoss if self.form == "trades" else MartLoss)(self.beta).parts(logits, y, clean)
 
-    def weights(self, logits: Tensor, y: Tensor, clean: Tensor) -> Tensor:
-        """(B,), from the logits of attacked and clean images."""
+    def weights(self, logits: Tensor, y: Tensor, clean: Tensor, communicator: Communicator = SINGLE_PROCESS) -> Tensor:
+        """Return the weights, from the logits of attacked and clean images."""
+        log_weights = self.log_weights(logits, y, clean)
+        return mean_one_weights(log_weights, communicator) if self.normalize == "batch" else 3 * log_weights.exp()
+
+    def log_weights(self, logits: Tensor, y: Tensor, clean: Tensor) -> Tensor:
+        """Return the logarithm of the sigmoid, from the logits of attacked and clean images."""
         if self.margin == "difference":
             margin = (-CrossEntropy()(clean, y)).exp() - (-CrossEntropy()(logits, y)).exp()
         else:
             margin = probability_margin(logits if self.margin == "adversarial" else clean, y)
-        mine = F.logsigmoid(self.slope * (self.bias - margin))
-        return 3 * mine.exp() if self.normalize == "x3" else parallel.of_mean_one(mine)
+        return F.logsigmoid(self.slope * (self.bias - margin))

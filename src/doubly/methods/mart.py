@@ -3,26 +3,28 @@
     mean BCE(x + delta) + beta KL(p(x) || p(x + delta)) (1 - p_y(x)),   delta increases the cross-entropy
     BCE = -log p_y - log(1 - max_{j != y} p_j)
 
-The KL counts most where the clean image is misclassified. As released, that factor 1 - p_y is no constant: the gradient
-goes through it (detached makes it one), and through both arguments of the KL. beta is 5 for ResNet-18, 6 for wide ones.
+The KL counts most where the clean image is misclassified. As released, that factor 1 - p_y is not a constant: the
+gradient goes through it (`detached` makes it one), and through both arguments of the KL. beta is 5 for ResNet-18, 6 for
+wide networks.
 
-beta = 0 is AT with the boosted cross-entropy BCE, which is AT's plus a term for the rival class. The whole is AT with
+beta = 0 is AT with the boosted cross-entropy BCE, which is AT's plus a term for the runner-up class. The whole is AT with
 MartLoss, which DONE reweights: DONE(loss=MartLoss()).
 """
 
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from doubly.attacks import PGD, clean_pass
+from doubly.attacks import PGD, Attack, clean_logits
 from doubly.checks import check_logits
 from doubly.losses import MartLoss
-from doubly.types import Attack, Batch, Objective, State, TrainStep
+from doubly.methods.method import Method
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class MART:
+class MART(Method):
     """mean BCE(x + delta) + beta * KL(p(x) || p(x + delta)) * (1 - p_y(x)), delta by the attack."""
 
     attack: Attack = field(default_factory=lambda: PGD(start="gaussian"))
@@ -35,16 +37,14 @@ class MART:
     def __post_init__(self) -> None:
         MartLoss(self.beta)
 
-    def init(self, counts: Tensor | None = None) -> State:
-        return {}
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+        return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 
-    def sampling(self, state: State) -> Tensor | None:
-        return None
-
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        delta, _ = perturbation or self.perturb(model, batch, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
-        clean = clean_pass(model, batch.x)
-        losses = MartLoss(self.beta, self.detached)(logits, batch.y, clean)
+        losses = MartLoss(self.beta, self.detached)(logits, batch.y, clean_logits(model, batch.x))
         return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state)

@@ -3,15 +3,16 @@
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from doubly.checks import check_logits
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.types import Batch, Objective, State, TrainStep
+from doubly.methods.method import Method
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class Standard:
+class Standard(Method):
     """mean loss(x), no attack."""
 
     loss: Loss = field(default_factory=CrossEntropy)
@@ -20,13 +21,9 @@ class Standard:
     def __post_init__(self) -> None:
         check_plain(self.loss, "standard training")
 
-    def init(self, counts: Tensor | None = None) -> State:
-        return {}
-
-    def sampling(self, state: State) -> Tensor | None:
-        return None
-
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
         logits = model(batch.x)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)

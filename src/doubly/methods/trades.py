@@ -1,30 +1,30 @@
-"""TRADES (Zhang, Yu, Jiao, Xing, El Ghaoui, Jordan 2019): the loss at the image, and how far attacks move the answer.
+"""TRADES (Zhang, Yu, Jiao, Xing, El Ghaoui, Jordan 2019): the clean loss, and how far attacks move the prediction.
 
     mean CE(x) + beta KL(p(x) || p(x + delta)),   delta increases the KL
 
 As published: beta 6, and the gradient goes through both arguments of the KL. The released code passes the clean images
-twice and the attacked ones once in training mode, and batch norm remembers all three; here, as for every method, it
-remembers the attacked pass alone. The attack's p(x) is computed once, with the network as it is while attacked, which
-equals computing it anew in each step.
+twice and the attacked ones once in training mode, and batch norm's running statistics are updated by all three; here, as
+for every method, only the attacked pass updates them.
 
-AT is no limit of it. beta = 0 has the gradient of standard training (at the cost of an attack), beta -> inf the KL's
-alone. With attack_on cross_entropy it is AT with TradesLoss, which DONE reweights: DONE(loss=TradesLoss()).
+AT is not a limit of TRADES. beta = 0 has the gradient of standard training (at the cost of an attack), beta -> inf that
+of the KL alone. With attack_on cross_entropy it is AT with TradesLoss, which DONE reweights: DONE(loss=TradesLoss()).
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from doubly.attacks import PGD, clean_pass
+from doubly.attacks import PGD, clean_logits
 from doubly.checks import check_logits
 from doubly.losses import TradesLoss
-from doubly.types import Batch, Objective, State, TrainStep
+from doubly.methods.method import Method
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
 @dataclass(frozen=True)
-class TRADES:
+class TRADES(Method):
     """mean CE(x) + beta * KL(p(x) || p(x + delta)), delta by an attack on the KL."""
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
@@ -32,24 +32,22 @@ class TRADES:
     beta: float = 6.0
     """weight of the KL; 0 is standard training"""
     attack_on: Literal["kl", "cross_entropy"] = "kl"
-    """what the attack increases. kl: as published; cross_entropy: the attack's own loss, this unless changed"""
+    """what the attack increases. kl: as published; cross_entropy: the attack's own loss, which is this by default"""
 
     def __post_init__(self) -> None:
         TradesLoss(self.beta)
         if self.attack_on == "kl":
-            self.attack.check_diverge()
+            self.attack.check_divergence()
 
-    def init(self, counts: Tensor | None = None) -> State:
-        return {}
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+        attack = self.attack.maximize_divergence if self.attack_on == "kl" else self.attack
+        return Perturbation(attack(model, batch.x, batch.y, step.generator("attack")))
 
-    def sampling(self, state: State) -> Tensor | None:
-        return None
-
-    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
-        attack = self.attack.diverge if self.attack_on == "kl" else self.attack
-        delta = attack(model, batch.x, batch.y, step.generator("attack"))
+    def objective(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
+    ) -> Objective:
+        delta, _ = perturbation or self.perturb(model, batch, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
-        clean = clean_pass(model, batch.x)
-        losses = TradesLoss(self.beta)(logits, batch.y, clean)
+        losses = TradesLoss(self.beta)(logits, batch.y, clean_logits(model, batch.x))
         return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state)

@@ -1,85 +1,101 @@
-"""Batch norm over the global batch: each process's statistics are put together, so that a network trains as on one.
+"""Batch norm over the batch of all processes, so that a network trains as it would on one.
 
-torch has SyncBatchNorm, which runs on CUDA only. This is a layer's own arithmetic, so that it can be differentiated as
-often as DONE likes, with one exchange per pass of a layer, forward and backward, and none in evaluation mode.
+torch has SyncBatchNorm, which runs on CUDA only and cannot be differentiated twice. These layers use plain tensor
+arithmetic, so that DONE can differentiate them as often as it needs, with one exchange per pass of a layer, forward and
+backward, and none in evaluation mode.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from doubly.distributed import collectives as parallel
-
-
-def _forward(layer: Any, x: Tensor) -> Any:
-    dims, kind = [0, *range(2, x.dim())], x.dtype
-    x = x.float() if kind in (torch.float16, torch.bfloat16) else x
-    rank, size = parallel.processes()
-    shape = [1, -1, *[1] * (x.dim() - 2)]
-    means = x.mean(dims)
-    spreads = (x - means.view(shape)).square().mean(dims)  # torch's var takes ten times as long on a CPU
-    slots = torch.zeros(size, 1, 1, dtype=x.dtype, device=x.device)
-    slots[rank] = 1
-    means, spreads = parallel.total(slots * torch.stack([means, spreads])).unbind(1)  # of all processes, (size, C)
-    mean = means.mean(0)
-    # The parts are equally large; no difference of large squares, as mean(x^2) - mean(x)^2 would be.
-    spread = spreads.mean(0) + (means - mean).square().mean(0)
-    if layer.track_running_stats and layer.running_mean is not None:
-        with torch.no_grad():
-            layer.num_batches_tracked.add_(1)
-            count = size * x.numel() // x.shape[1]
-            share = 1 / layer.num_batches_tracked if layer.momentum is None else layer.momentum
-            layer.running_mean.lerp_(mean.to(layer.running_mean), share)
-            layer.running_var.lerp_((spread * (count / (count - 1))).to(layer.running_var), share)
-    scale = (spread + layer.eps).rsqrt()
-    scale = scale * layer.weight if layer.affine else scale
-    shift = layer.bias - mean * scale if layer.affine else -mean * scale
-    return torch.addcmul(shift.view(shape), x, scale.view(shape)).to(kind)  # once through x
+from doubly.distributed import Communicator
 
 
-class _Global:
-    def forward(self, x: Tensor) -> Any:
-        layer: Any = self
-        if layer.training:
-            layer._check_input_dim(x)
-            return _forward(layer, x)
-        return super().forward(x)  # type: ignore[misc]
+class GlobalBatchNorm(_BatchNorm):
+    """A batch norm layer whose training statistics are those of the batch of all processes."""
+
+    def __init__(self, layer: _BatchNorm, communicator: Communicator) -> None:
+        """Share the parameters, buffers and settings of a native layer."""
+        nn.Module.__init__(self)
+        self.layer_type = type(layer)
+        self.communicator = communicator
+        self.num_features, self.eps, self.momentum = layer.num_features, layer.eps, layer.momentum
+        self.affine, self.track_running_stats = layer.affine, layer.track_running_stats
+        self.training = layer.training
+        for name, parameter in layer.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name in ("weight", "bias"):
+            if name not in self._parameters:
+                self.register_parameter(name, None)
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(layer, name))
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        self.layer_type._check_input_dim(self, input)  # type: ignore[arg-type]
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        dtype = input.dtype
+        x = input.float() if dtype in (torch.float16, torch.bfloat16) else input
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        mean, variance = self._global_statistics(x, shape)
+        if self.track_running_stats and self.running_mean is not None:
+            self._update_running_statistics(mean, variance, x.numel() // x.shape[1])
+        scale = (variance + self.eps).rsqrt()
+        scale = scale * self.weight if self.affine else scale
+        shift = self.bias - mean * scale if self.affine else -mean * scale
+        return torch.addcmul(shift.view(shape), x, scale.view(shape)).to(dtype)  # one pass through x
+
+    def _global_statistics(self, x: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
+        """Return mean and biased variance of each channel over all processes, which have equally large parts."""
+        dims, rank, world_size = [0, *range(2, x.dim())], self.communicator.rank, self.communicator.world_size
+        means = x.mean(dims)
+        variances = (x - means.view(shape)).square().mean(dims)  # torch's var takes ten times as long on a CPU
+        slots = torch.zeros(world_size, 1, 1, dtype=x.dtype, device=x.device)
+        slots[rank] = 1
+        means, variances = self.communicator.sum(slots * torch.stack([means, variances])).unbind(1)
+        mean = means.mean(0)
+        # No difference of large squares, as mean(x^2) - mean(x)^2 would be.
+        return mean, variances.mean(0) + (means - mean).square().mean(0)
+
+    @torch.no_grad()
+    def _update_running_statistics(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        total = self.communicator.world_size * count
+        self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean), share)  # type: ignore[union-attr, arg-type]
+        self.running_var.lerp_((variance * (total / (total - 1))).to(self.running_var), share)  # type: ignore[union-attr, arg-type]
 
 
-class _BatchNorm1d(_Global, nn.BatchNorm1d): ...
-
-
-class _BatchNorm2d(_Global, nn.BatchNorm2d): ...
-
-
-class _BatchNorm3d(_Global, nn.BatchNorm3d): ...
-
-
-_TWINS: dict[type, type] = {
-    nn.BatchNorm1d: _BatchNorm1d,
-    nn.BatchNorm2d: _BatchNorm2d,
-    nn.BatchNorm3d: _BatchNorm3d,
-}
-
-
-def is_global(layer: nn.Module) -> bool:
-    return isinstance(layer, _Global)
+NATIVE_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @contextmanager
-def normalised_globally(model: nn.Module) -> Iterator[None]:
-    """Inside, the model's batch norm layers see the batch of all processes; on one they are left alone.
+def global_batch_norm(model: nn.Module, communicator: Communicator) -> Iterator[None]:
+    """Replace the model's batch norm layers by global ones inside; on a single process they are left alone.
 
-    Layers change their class and nothing else, so names, parameters, optimizers and copies stay as they are.
+    The new layers share parameters and buffers with the old ones, so names, optimizers and checkpoints stay as they
+    are. Layers of somebody's own class are not replaced.
     """
-    changed = [layer for layer in model.modules() if type(layer) in _TWINS] if parallel.world()[1] > 1 else []
-    for layer in changed:
-        layer.__class__ = _TWINS[type(layer)]
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    new_layers: dict[nn.Module, GlobalBatchNorm] = {}  # a layer may be used in several places
+    if communicator.world_size > 1:
+        for parent in list(model.modules()):
+            for name, layer in parent.named_children():
+                if type(layer) in NATIVE_LAYERS:
+                    if layer not in new_layers:
+                        new_layers[layer] = GlobalBatchNorm(layer, communicator)  # type: ignore[arg-type]
+                    replaced.append((parent, name, layer))
+                    setattr(parent, name, new_layers[layer])
     try:
         yield
     finally:
-        for layer in changed:
-            layer.__class__ = type(layer).__mro__[2]
+        for parent, name, layer in replaced:
+            layer.training = new_layers[layer].training
+            setattr(parent, name, layer)

@@ -1,4 +1,4 @@
-"""The first layer of every network: images arrive in [0,1], so attacks and boxes never see normalized pixels."""
+"""The first layer of every network. Images arrive in [0,1], so that attacks never see normalized pixels."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,21 @@ from doubly.errors import UsageError
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std per channel; both are buffers, so a checkpoint carries them."""
+    """Layer that computes (x - mean) / std of each channel. Both are buffers, so that checkpoints contain them."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Make the layer.
+
+        Args:
+            mean: Mean of each channel, of pixels in [0,1].
+            std: Standard deviation of each channel, above 0.
+
+        Raises:
+            UsageError: The numbers of channels differ or are 0, or a value is not finite or a std not positive.
+        """
         super().__init__()
         if len(mean) != len(std) or not mean:
             raise UsageError(f"got {len(mean)} means and {len(std)} standard deviations: give one of each per channel")
@@ -28,6 +37,7 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize images (N, C, H, W); a UsageError refuses another number of channels."""
         # Without this check a gray image would broadcast to three channels and be classified without complaint.
         if x.shape[1] != self.mean.shape[1]:
             raise UsageError(

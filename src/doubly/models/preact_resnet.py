@@ -1,4 +1,4 @@
-"""The residual network with norm and activation before each convolution (He et al., 2016b), in its ResNet-18 shape."""
+"""Residual networks with norm and activation before each convolution (He et al., 2016b): PreAct ResNet-18."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from doubly.errors import UsageError
+from doubly.models.model import Model
 from doubly.models.normalize import Normalize
 from doubly.models.residual import convolution, residual_network
 
@@ -16,7 +17,7 @@ Shortcut = Literal["raw", "activated"]
 
 
 class PreActBlock(nn.Module):
-    """x + conv(relu(norm(conv(relu(norm(x)))))); where the shape changes, x or its activation is projected."""
+    """Residual block x + conv(relu(norm(conv(relu(norm(x)))))); where the shape changes, a projection replaces x."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
@@ -38,17 +39,28 @@ class PreActBlock(nn.Module):
 def preact_network(
     normalize: Normalize, stem: nn.Conv2d, widths: Sequence[int], blocks: int, shortcut: Shortcut, classes: int
 ) -> nn.Sequential:
+    """Build a pre-activation network.
+
+    Args:
+        normalize: First layer.
+        stem: First convolution.
+        widths: Channels of each stage.
+        blocks: Blocks per stage.
+        shortcut: Input of the projections, as for `PreActResNet18`.
+        classes: Number of logits.
+    """
     block = partial(PreActBlock, shortcut=shortcut)
     final = nn.Sequential(nn.BatchNorm2d(widths[-1]), nn.ReLU())
     return residual_network(normalize, stem, block, (stem.out_channels, *widths), blocks, final, classes)
 
 
 @dataclass(frozen=True)
-class PreActResNet18:
+class PreActResNet18(Model):
     """The ResNet-18 of fast adversarial training: stages of 64, 128, 256 and 512 channels, two blocks each."""
 
     shortcut: Shortcut = "raw"
-    """what a projection reads: the block's input (Wong, Fast-BAT) or its activation (Rice); weights do not fit both"""
+    """input of a projection: raw, the block's input (Wong et al., Fast-BAT), or activated, its activation (Rice et
+    al.); the weights of one do not fit the other"""
 
     def __post_init__(self) -> None:
         if self.shortcut not in ("raw", "activated"):

@@ -1,4 +1,4 @@
-"""What the residual networks share: convolutions without bias (batch norm has one), stages, and the frame."""
+"""What the residual networks share: convolutions, their initialization, and the frame of stem, stages and head."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -6,12 +6,23 @@ from itertools import pairwise
 
 from torch import nn
 
-from doubly.models.initialize import he_normal
 from doubly.models.normalize import Normalize
 
 
 def convolution(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
+    """Return a convolution that keeps the image size (at stride 1), without bias, since batch norm follows."""
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
+
+
+def he_normal(network: nn.Sequential) -> nn.Sequential:
+    """Initialize all convolutions from N(0, 2 / fan_out) (He et al., 2015), in place, and return the network.
+
+    Other layers keep torch's initialization. The numbers come from torch's global generator.
+    """
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return network
 
 
 def residual_network(
@@ -23,9 +34,19 @@ def residual_network(
     final: nn.Module,
     classes: int,
 ) -> nn.Sequential:
-    """Stem, `depth` blocks(inputs, outputs, stride) per stage, average over the image, linear head.
+    """Build a residual network: stem, stages of blocks, average over the image, linear head.
 
-    `widths` are the channels of the stem and of each stage; each stage but the first opens by halving the image.
+    Args:
+        normalize: First layer.
+        stem: Layers before the first stage.
+        block: Makes a block from its input channels, output channels and stride.
+        widths: Channels of the stem and of each stage. Every stage but the first begins by halving the image.
+        depth: Blocks per stage.
+        final: Layers after the last stage.
+        classes: Number of logits.
+
+    Returns:
+        The network, with initialized weights; its parts have the names of the arguments, `pool` and `head`.
     """
     stages = nn.Sequential()
     for stage, (inputs, outputs) in enumerate(pairwise(widths)):

@@ -1,4 +1,4 @@
-"""Residual networks with the activation after the sum (He et al., 2016a): ResNet-18, narrow ones for small images."""
+"""Residual networks with the activation after the sum (He et al., 2016a): ResNet-18, and a narrow one for CIFAR."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from doubly.errors import UsageError
+from doubly.models.model import Model
 from doubly.models.normalize import Normalize
 from doubly.models.residual import convolution, residual_network
 
 
 class Block(nn.Module):
-    """relu(x + norm(conv(relu(norm(conv(x)))))), x projected where the shape changes."""
+    """Residual block relu(x + norm(conv(relu(norm(conv(x)))))); where the shape changes, x is projected."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -38,12 +39,12 @@ def _network(
 
 
 @dataclass(frozen=True)
-class ResNet18:
-    """ResNet-18: stages of 64, 128, 256 and 512 channels, two blocks each; unless changed, as for CIFAR."""
+class ResNet18(Model):
+    """ResNet-18: stages of 64, 128, 256 and 512 channels, two blocks each; by default in its form for CIFAR."""
 
     stem: Literal["3x3", "7x7", "imagenet"] = "3x3"
-    """first convolution: 3x3 with stride 1, for 32 pixels; 7x7 with stride 2, a quarter of the work; imagenet: 7x7 with
-    stride 2 and a 3x3 maximum with stride 2, a sixteenth of it, for 224 pixels"""
+    """first layers: 3x3, a convolution with stride 1, for images of 32 pixels; 7x7, one with stride 2, a quarter of the
+    work; imagenet, that and a 3x3 max pooling with stride 2, a sixteenth of the work, for 224 pixels"""
 
     def __post_init__(self) -> None:
         if self.stem not in ("3x3", "7x7", "imagenet"):
@@ -56,8 +57,8 @@ class ResNet18:
 
 
 @dataclass(frozen=True)
-class NarrowResNet:
-    """The slim ResNet for CIFAR: three stages of width, 2 width and 4 width channels."""
+class NarrowResNet(Model):
+    """A narrow ResNet for CIFAR: three stages of width, 2 width and 4 width channels."""
 
     width: int = 16
     """channels of the stem and of the first stage"""

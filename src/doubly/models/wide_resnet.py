@@ -1,4 +1,4 @@
-"""Wide residual networks (Zagoruyko and Komodakis, 2016), without dropout: WRN-28-10 and WRN-34-10 are values of it."""
+"""Wide residual networks (Zagoruyko and Komodakis, 2016), without dropout, such as WRN-28-10 and WRN-34-10."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from torch import nn
 
 from doubly.errors import UsageError
+from doubly.models.model import Model
 from doubly.models.normalize import Normalize
 from doubly.models.preact_resnet import preact_network
 from doubly.models.residual import convolution
 
 
 @dataclass(frozen=True)
-class WideResNet:
-    """A stem of 16 channels and three stages of 16, 32 and 64 times `widen`; projections read the activation."""
+class WideResNet(Model):
+    """Wide ResNet: a stem of 16 channels and three stages of 16, 32 and 64 times `widen` channels."""
 
     depth: int = 28
-    """layers with weights: 6 n + 4 for n blocks per stage"""
+    """number of layers with weights: 6 n + 4 for n blocks per stage"""
     widen: int = 10
-    """factor on the channels of each stage"""
+    """factor by which the channels of each stage are multiplied"""
 
     def __post_init__(self) -> None:
         if self.depth < 10 or self.depth % 6 != 4 or self.widen < 1:

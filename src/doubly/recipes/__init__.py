@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from doubly.config import Run
-from doubly.config.serialize import nearest
+from doubly.config.serialize import suggestion
 from doubly.errors import UsageError
 from doubly.recipes import digits as _digits
 from doubly.recipes.digits import ALL
@@ -34,5 +34,5 @@ RECIPES: dict[str, Callable[[], Run]] = {
 
 def recipe(name: str) -> Run:
     if name not in RECIPES:
-        raise UsageError(f"there is no recipe '{name}'{nearest(name, RECIPES)}")
+        raise UsageError(f"there is no recipe '{name}'{suggestion(name, RECIPES)}")
     return RECIPES[name]()

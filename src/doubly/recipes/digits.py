@@ -14,8 +14,8 @@ from typing import Any
 from doubly.attacks import PGD
 from doubly.bilevel import SignStep
 from doubly.config import SGD, Data, Run, Validation
+from doubly.config.serialize import with_changes
 from doubly.data import Balanced, Digits, StepImbalance
-from doubly.jobs.search import with_changes
 from doubly.methods import DONE
 from doubly.models import SmallCNN
 from doubly.recipes.methods import FAST as FAST_NAMES

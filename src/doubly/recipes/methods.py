@@ -18,10 +18,10 @@ from doubly.methods import (
     WMMR,
     FastATGA,
     FastBAT,
+    Method,
     Standard,
 )
 from doubly.threat import LinfBall
-from doubly.types import Method
 
 FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")
 FAST_EPOCHS = 25  # the paper's fast setting

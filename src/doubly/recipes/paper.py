@@ -26,13 +26,12 @@ from doubly.data import (
     StepImbalance,
     Unchanged,
 )
-from doubly.data.published import PUBLISHED
-from doubly.methods import DONE
+from doubly.data.download.published import PUBLISHED
+from doubly.methods import DONE, Method
 from doubly.models import NarrowResNet, ResNet18
 from doubly.recipes.methods import FAST, FAST_EPOCHS, LABELS, TABLES, methods
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
-from doubly.types import Method
 
 
 @dataclass(frozen=True)

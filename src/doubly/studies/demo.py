@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from doubly.config.serialize import with_changes
 from doubly.errors import UsageError
 from doubly.jobs.pool import Job, run_jobs
-from doubly.jobs.search import with_changes
 from doubly.recipes.digits import digits
 from doubly.studies.digits_study import COMPARED, SHORT_DONE, SHORT_PLAIN
 from doubly.studies.plans import reported

@@ -12,13 +12,14 @@ import torch
 from rich.console import Console
 
 from doubly.config import Run
+from doubly.data import load_splits
 from doubly.jobs.pool import run_jobs
 from doubly.jobs.search import Search, Space, search_all, with_changes
 from doubly.recipes.digits import FAST, METHODS, unsearched
 from doubly.rundir import write_json
 from doubly.studies.digits_study import FOLDS, Arm, differences, row
 from doubly.training.passes import passes
-from doubly.training.setup import build_model, load_splits
+from doubly.training.setup import build_model
 
 TRIALS, SEARCH_EPOCHS = 6, 20
 COMMON: Space = {"optimizer.lr.peak": [0.05, 0.1, 0.2], "optimizer.weight_decay": [5e-4, 2e-3]}
@@ -72,7 +73,7 @@ def arms(winners: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
 
 def cost(run: Run) -> dict[str, float]:
     """Passes of the network that one step takes, counted on one batch."""
-    splits = load_splits(run)
+    splits = load_splits(run.data)
     return asdict(passes(run.method, build_model(run, splits.train), splits.train, run.batch_size))
 
 

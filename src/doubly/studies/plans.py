@@ -9,11 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from doubly.config.serialize import nearest
+from doubly.config.serialize import suggestion, with_changes
 from doubly.errors import UsageError
 from doubly.evaluation.config import EvalConfig
 from doubly.jobs.pool import Job
-from doubly.jobs.search import with_changes
 from doubly.recipes import recipe
 from doubly.report import Report
 from doubly.report.forms import show
@@ -86,7 +85,7 @@ def jobs(
     """Seed by seed, so that a study that is cut short has whole tables. `methods`: only these."""
     unknown = [method for method in methods if method not in plan.methods]
     if unknown:
-        raise UsageError(f"the plan has no method '{unknown[0]}'{nearest(unknown[0], plan.methods)}")
+        raise UsageError(f"the plan has no method '{unknown[0]}'{suggestion(unknown[0], plan.methods)}")
     if seeds < 1:
         raise UsageError(f"seeds are at least 1, got {seeds}")
     attacks = ("pgd", "margin", *(("autoattack",) if plan.autoattack and autoattack else ()))

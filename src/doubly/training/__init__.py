@@ -1,1 +1,1 @@
-"""Training runs: the loop, its state, validation and checkpoints of a run."""
+"""Training: the loop, its state, validation, and the files of a run."""

@@ -1,97 +1,84 @@
-"""The gradient of one batch, whole or in parts that fit the memory: gradient accumulation.
-
-The parts are taken for the shares of as many processes, which take turns (`parallel.Turns`). So a method's weights, u
-and draws are those of the whole batch, and every method accumulates without knowing it. What a method gathers is known
-only once all parts have come to it; until then each part is begun and abandoned there. Attacks are run once. What it
-costs is what a method computes before each exchange: none for AT, a forward pass for DONE, more for first_order.
-"""
+"""The gradient of one batch, whole or in microbatches that fit into memory (gradient accumulation)."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import CachedAttack
-from doubly.distributed import collectives as parallel
-from doubly.seeding import derived_seed, global_generators
-from doubly.types import Batch, Method, Objective, State, TrainStep
+from doubly.distributed.microbatch import microbatch_rows, microbatch_sizes
+from doubly.methods import Method
+from doubly.seeding import Rows
+from doubly.types import Batch, Objective, State, TrainStep
 
 
-def gradient(
+def _backward(loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def accumulate_gradient(
     method: Method,
     model: nn.Module,
     batch: Batch,
     state: State,
-    moment: TrainStep,
-    most: int | None = None,
+    step: TrainStep,
+    microbatch: int | None = None,
+    *,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    backward: Callable[[Tensor], None] = lambda scalar: scalar.backward(),  # type: ignore[no-untyped-call]
+    backward: Callable[[Tensor], None] = _backward,
 ) -> Objective:
-    """Leaves the gradient in the parameters, added to what is there; with at most so many images at a time.
+    """Add the gradient of a batch's objective to the parameters' `.grad`.
 
-    Objectives are formed inside `context`, and `backward` is shown each one's scalar, outside of it.
+    Weights, state and random draws are those of the whole batch, however many microbatches there are; batch norm sees
+    one microbatch at a time.
+
+    Args:
+        method: How to train.
+        model: The network, in training mode.
+        batch: The batch of this process.
+        state: The method's state before the batch.
+        step: Where training stands.
+        microbatch: Most images at a time; None takes all at once.
+        context: What objectives are computed in, such as autocast.
+        backward: Differentiates a loss; called outside of `context`.
+
+    Returns:
+        The objective of the whole batch, with a detached loss.
     """
-    parts = _parts(len(batch.y), most)
-    if parts == 1:
-        with context():
-            found = _objective(method, model, batch, state, moment)
-        backward(found.loss)
-        return found
-    shares = [Batch(*part) for part in zip(*(torch.tensor_split(values, parts) for values in batch), strict=True)]
-    attacks: list[list[CachedAttack]] = [[] for _ in shares]
-    methods = [_attacking_once(method, kept) for kept in attacks]
-    turns = parallel.Turns([len(share.y) for share in shares])
-    statistics = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    sizes = microbatch_sizes(len(batch.y), microbatch)
+    parts = _split(batch, sizes)
+    rows = microbatch_rows(step.rows or Rows(0, len(batch.y)), sizes)
+    first_stream = step.communicator.rank * len(parts)
+    steps = [step._replace(rows=rows[k], stream=first_stream + k) for k in range(len(parts))]
+    objectives: list[Objective] = []
+    remaining = method.microbatch_objectives(model, parts, state, steps)
     while True:
-        complete = []
-        for k, (share, own) in enumerate(zip(shares, methods, strict=True)):
-            for attack in attacks[k]:
-                attack.again()
-            with turns.turn(k), context(), suppress(parallel.Turns.Waiting):
-                found = _objective(own, model, share, state, moment)
-                complete.append(found)
-            if len(complete) == k + 1:
-                backward(found.loss * len(share.y) / len(batch.y))
-                complete[-1] = replace(found, loss=found.loss.detach())
-        if len(complete) == parts:
-            return _together(complete)
-        assert not complete, "parts of a batch must ask for the same exchanges"
-        turns.answer()
-        with torch.no_grad():
-            for buffer, before in statistics:  # an abandoned pass is not to be remembered
-                buffer.copy_(before)
+        with context():
+            objective = next(remaining, None)
+        if objective is None:
+            return _merge(objectives)
+        share = len(objective.sample_losses) / len(batch.y)
+        backward(objective.loss if share == 1 else objective.loss * share)
+        objectives.append(replace(objective, loss=objective.loss.detach()))
 
 
-def _parts(count: int, most: int | None) -> int:
-    """As few as will do; none of a single image, with which batch norm can do nothing, unless asked for."""
-    parts = -(-count // (most or count))
-    return parts if most == 1 else max(1, min(parts, count // 2))
+def _split(batch: Batch, sizes: list[int]) -> list[Batch]:
+    if len(sizes) == 1:
+        return [batch]
+    columns = [torch.split(values, sizes) if len(values) else [values] * len(sizes) for values in batch]  # ids may be missing
+    return [Batch(*values) for values in zip(*columns, strict=True)]
 
 
-def _objective(method: Method, model: nn.Module, batch: Batch, state: State, moment: TrainStep) -> Objective:
-    """Each process, and each part, has dropout of its own."""
-    purpose = "network" if parallel.world()[0] == 0 else f"network/{parallel.world()[0]}"
-    with global_generators(derived_seed(moment.seed, moment.epoch, moment.step, purpose)):
-        return method.objective(model, batch, state, moment)
-
-
-def _attacking_once(method: Any, kept: list[CachedAttack]) -> Any:
-    if hasattr(method, "method"):  # a wrapper
-        return replace(method, method=_attacking_once(method.method, kept))
-    if not hasattr(method, "attack") or not hasattr(method, "__dataclass_fields__"):  # somebody's own: attacked anew
-        return method
-    kept.append(CachedAttack(method.attack))
-    return replace(method, attack=kept[-1])
-
-
-def _together(parts: list[Objective]) -> Objective:
+def _merge(parts: list[Objective]) -> Objective:
+    """Return the objective of the whole batch: samples concatenated, losses and records averaged."""
+    if len(parts) == 1:
+        return parts[0]
     losses, weights, logits = (
-        torch.cat([getattr(p, name) for p in parts]) for name in ("sample_losses", "weights", "logits")
+        torch.cat([getattr(part, name) for part in parts]) for name in ("sample_losses", "weights", "logits")
     )
     shares = torch.tensor([len(part.sample_losses) / len(losses) for part in parts]).to(losses)
     record = {name: shares @ torch.stack([part.record[name].to(losses) for part in parts]) for name in parts[0].record}
-    scalar = shares @ torch.stack([part.loss for part in parts])
-    return Objective(scalar, losses, weights, logits, parts[-1].state, record)
+    loss = shares @ torch.stack([part.loss for part in parts])
+    return Objective(loss, losses, weights, logits, parts[-1].state, record)

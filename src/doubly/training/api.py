@@ -1,33 +1,38 @@
 """Training from Python in one call: any nn.Module, any images."""
 
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from doubly.config.run import Data, Run
-from doubly.config.user_code import AnyImages, GivenData, GivenModel, as_images
-from doubly.data import Augmentation, Balanced, Imbalance, Splits, Unchanged
+from doubly.callbacks import Callback
+from doubly.config.optimizers import Factory, InMemoryOptimizer, OptimizerConfig
+from doubly.config.run import Run
+from doubly.config.user_code import InMemoryData, InMemoryModel
+from doubly.data import Augmentation, Balanced, Data, Imbalance, Splits, Unchanged
+from doubly.data.convert import AnyImages, as_images
 from doubly.errors import UsageError
+from doubly.methods import Method
 from doubly.rundir import RunDir, read_metrics
-from doubly.training.loop import Callback, NullCallback, train_run
-from doubly.types import Method
+from doubly.training.loop import train_run
+
+DEFAULT_HOLDOUT = 0.1  # share of the data that is held out if there are no test images
 
 
 class Trained(NamedTuple):
-    model: nn.Module  # the one that was handed in, or its average where the run kept one
-    metrics: list[dict[str, Any]]  # one row per epoch
+    """What `train` returns.
+
+    Attributes:
+        model: The network that was handed in, or its average if the run kept an EMA.
+        metrics: One row per epoch.
+        directory: The run directory, if one was written.
+    """
+
+    model: nn.Module
+    metrics: list[dict[str, Any]]
     directory: Path | None
-
-
-class _Recorder:
-    def __init__(self, watch: Callback) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.watch, self.step, self.say = watch, watch.step, watch.say
-
-    def row(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        self.watch.row(row)
 
 
 def train(
@@ -41,26 +46,51 @@ def train(
     holdout: float | None = None,
     augment: Augmentation | None = None,
     imbalance: Imbalance | None = None,
-    watch: Callback | None = None,
+    optimizer: OptimizerConfig | Factory | None = None,
+    callbacks: Iterable[Callback] = (),
     **settings: Any,
 ) -> Trained:
-    """Train `model` in place. `settings` are fields of `Run`: epochs, batch, seed, optimizer, validation, average, device, …
+    """Train a network in place.
 
-    Without `test` a tenth of the data is held out for the evaluation during training. `output` names a run directory.
-    `watch` is told of every step and epoch: `TensorBoard(folder)`, or anything with its methods.
+    Args:
+        model: The network, from images in [0, 1] to logits.
+        data: Training images: `Images`, a pair (pixels, labels), or a map-style dataset.
+        method: How to train, such as `AT(PGD(LinfBall(8/255)))`.
+        test: Images for the evaluation during training. Without them a tenth of the data is held out for it.
+        output: Run directory to write.
+        resume: Whether a run in `output` is continued.
+        holdout: Share of the data that is held out, which may choose the best epoch.
+        augment: Random changes of each batch.
+        imbalance: Which training images are kept.
+        optimizer: `SGD(…)`, `AdamW(…)`, or a function from a list of parameters to a torch optimizer.
+        callbacks: Listeners, such as `TensorBoard(folder)`.
+        **settings: Further fields of `Run`: epochs, batch_size, seed, validation, ema_decay, device, …
+
+    Returns:
+        The trained network, its metrics, and the run directory.
+
+    Raises:
+        UsageError: If something does not fit; the message says what to do.
+        NonFiniteError: If a loss, gradient or weight is NaN or infinite.
     """
+    if not isinstance(method, Method):
+        raise UsageError(f"the third argument is the method, such as AT(), got {method!r:.60}: pass a doubly.Method")
+    names = [f.name for f in fields(Run)]
+    if unknown := [name for name in settings if name not in names]:
+        raise UsageError(f"train has no setting '{unknown[0]}': it has {', '.join(names)}")
     images = as_images(data)
-    held = holdout if holdout is not None else (0.1 if test is None else 0.0)
-    if test is None and held == 0:
+    share = holdout if holdout is not None else (DEFAULT_HOLDOUT if test is None else 0.0)
+    if test is None and share == 0:
         raise UsageError("nothing is left to measure on: pass test=…, or hold out a share of the data")
-    splits = Splits(images, images if test is None else as_images(test))
+    if optimizer is not None:
+        settings["optimizer"] = optimizer if isinstance(optimizer, OptimizerConfig) else InMemoryOptimizer(optimizer)
     run = Run(
-        Data(GivenData(), imbalance or Balanced(), held, augment=augment or Unchanged()),
-        GivenModel(),
+        Data(InMemoryData(), imbalance or Balanced(), share, augment=augment or Unchanged()),
+        InMemoryModel(),
         method,
         **settings,
     )
-    recorder = _Recorder(watch or NullCallback())
+    splits = Splits(images, images if test is None else as_images(test))
     path = None if output is None else Path(output)
-    trained = train_run(run, path, model=model, splits=splits, resume=resume, watch=recorder)
-    return Trained(trained, recorder.rows if path is None else read_metrics(RunDir(path).metrics), path)
+    result = train_run(run, path, model=model, splits=splits, resume=resume, callbacks=callbacks)
+    return Trained(result.model, result.rows if path is None else read_metrics(RunDir(path).metrics), path)

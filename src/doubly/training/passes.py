@@ -1,8 +1,8 @@
-"""How much network a step of a method takes: forward and backward passes of one batch, counted where they happen."""
+"""How much network a training step takes: forward and backward passes of one batch, counted where they happen."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -10,86 +10,84 @@ from torch import Tensor, nn
 
 from doubly.data import Images
 from doubly.data.loader import batches
-from doubly.distributed import collectives as parallel
-from doubly.methods import FAT, METHODS
+from doubly.methods import METHODS, Method
 from doubly.models import SmallCNN
-from doubly.schedules import Constant
 from doubly.seeding import global_generators
-from doubly.types import Method, TrainStep
+from doubly.types import TrainStep
+
+LATE = TrainStep(progress=0.95)  # when burn-ins are over
 
 
 @dataclass
 class Passes:
-    """In units of one batch; a double backward counts as two."""
+    """Numbers of passes, in units of one batch; a double backward counts as two."""
 
     forward: float = 0.0
     backward: float = 0.0
 
 
 @contextmanager
-def counted(model: nn.Module, size: int) -> Iterator[Passes]:
-    """What the network is asked while this is open, in batches of that size."""
-    found = Passes()
+def counted_passes(model: nn.Module, batch_size: int) -> Iterator[Passes]:
+    """Count the network's passes inside, in batches of that size."""
+    passes = Passes()
 
-    def arrived(gradient: Tensor) -> None:
-        found.backward += len(gradient) / size
+    def count_backward(gradient: Tensor) -> None:
+        passes.backward += len(gradient) / batch_size
 
-    def passed(module: nn.Module, given: tuple[Tensor, ...], logits: Tensor) -> None:
-        found.forward += len(logits) / size
+    def count_forward(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+        passes.forward += len(logits) / batch_size
         if logits.requires_grad:
-            logits.register_hook(arrived)  # type: ignore[no-untyped-call]
+            logits.register_hook(count_backward)  # type: ignore[no-untyped-call]
 
-    handle = model.register_forward_hook(passed)
+    handle = model.register_forward_hook(count_forward)
     try:
-        yield found
+        yield passes
     finally:
         handle.remove()
 
 
-def passes(method: Method, model: nn.Module, images: Images, size: int) -> Passes:
-    """Of one step in the last tenth of training, when burn-ins are over."""
-    batch = next(batches(images, size, 0, 0))
-    with counted(model, len(batch.y)) as found:
-        step = method.objective(model.train(), batch, method.init(images.counts()), TrainStep(progress=0.95))
-        step.loss.backward()  # type: ignore[no-untyped-call]
+def step_passes(method: Method, model: nn.Module, images: Images, batch_size: int) -> Passes:
+    """Count the passes of one step in the last tenth of training."""
+    batch = next(batches(images, batch_size, 0, 0))
+    with counted_passes(model, len(batch.y)) as passes:
+        objective = method.objective(model.train(), batch, method.init(images.counts()), LATE)
+        objective.loss.backward()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
-    return found
+    return passes
 
 
 @cache
-def predicted(method: Method, channels: int, classes: int) -> Passes:
-    """Of a step: counted on a tiny network, since they do not depend on it."""
-    if isinstance(method, FAT):  # whose attacks end early: at most so many
-        method = replace(method, tau=Constant(float(method.attack.steps)))
+def predicted_passes(method: Method, channels: int, classes: int) -> Passes:
+    """Count the passes of a step on a tiny network, since they do not depend on the network; at most, for FAT."""
     images = random_images(16, (channels, 8, 8), classes)
     with global_generators(0):
-        return passes(method, tiny_network(channels, classes), images, len(images))
+        return step_passes(method.costliest(), tiny_network(channels, classes), images, len(images))
 
 
-def is_ours(method: Method) -> bool:
-    """Not somebody's own, which may not expect to be asked about other images than its batches."""
-    parts = (method, getattr(method, "method", method))  # AWP is around another
-    return all(type(part) in METHODS.values() for part in parts)
+def is_listed(method: Method) -> bool:
+    """Return whether a method, and the one it wraps, is one of METHODS and not somebody's own."""
+    return all(type(part) in METHODS.values() for part in (method, method.wrapped or method))
 
 
-def prediction(method: Method, images: Images) -> dict[str, dict[str, float]]:
-    """For the record of a run; nothing of somebody's own method, which is asked about its batches and no others."""
-    if not is_ours(method):
+def describe_prediction(method: Method, images: Images) -> dict[str, dict[str, float]]:
+    """Return the predicted passes for environment.json; nothing for somebody's own method, which is left alone."""
+    if not is_listed(method):
         return {}
     try:
-        with parallel.alone():
-            found = predicted(method, images.x.shape[1], len(images.classes))  # type: ignore[arg-type]  # if hashable
-    except Exception:  # of somebody's own attack, and no reason not to train
+        passes = predicted_passes(method, images.x.shape[1], len(images.classes))
+    except Exception:  # from somebody's own attack, and no reason not to train
         return {}
-    return {"predicted": {"passes_forward": found.forward, "passes_backward": found.backward}}
+    return {"predicted": {"passes_forward": passes.forward, "passes_backward": passes.backward}}
 
 
 def tiny_network(channels: int, classes: int) -> nn.Module:
+    """Return a small network for counting."""
     with global_generators(0):
         return SmallCNN(2).build(channels, classes, [0.5] * channels, [0.25] * channels)
 
 
 def random_images(n: int, shape: tuple[int, ...], classes: int) -> Images:
+    """Return images of noise for counting and timing."""
     with global_generators(0):
         names = tuple(str(k) for k in range(classes))
         return Images.of(torch.randint(0, 256, (n, *shape), dtype=torch.uint8), torch.arange(n) % classes, names)

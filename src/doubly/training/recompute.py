@@ -1,110 +1,128 @@
-"""Activation checkpointing: the backward pass recomputes what is inside a block, so only blocks' inputs stay in memory.
+"""Activation checkpointing: the backward pass recomputes what is inside a block, so only block inputs stay in memory.
 
 A block is what lies inside the network's containers (nn.Sequential, nn.ModuleList) and has parts of its own: the
-residual blocks of our networks and of torchvision's, or a Sequential of plain layers. Attacks forget too: their passes
-hold as much as those that train. It is in force inside a `with` only, so that state dicts, copies, and whoever
-evaluates or compiles the network never meet it.
+residual blocks of our networks and of torchvision's, or a Sequential of plain layers. Attacks recompute too: their
+passes hold as much memory as those that train. It applies inside a `with` only, so that state dicts, copies, and whoever
+evaluates the network never see it.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from doubly.errors import UsageError
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """What is recomputed at a time."""
-    found = list(dict.fromkeys(_inside(model)))
-    if not found:
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that are recomputed one at a time.
+
+    Raises:
+        UsageError: If the network has only single layers.
+    """
+    blocks = list(dict.fromkeys(_blocks_inside(model)))
+    if not blocks:
         raise UsageError(
             f"{type(model).__name__} has no blocks to recompute, only single layers: group them into nn.Sequential, or "
             "train without recompute_activations"
         )
-    return found
+    return blocks
 
 
-def _inside(model: nn.Module) -> Iterator[nn.Module]:
-    for part in model.children():
-        if any(_holds_blocks(inner) for inner in part.modules()):
-            yield from _inside(part)
-        elif list(part.children()):
-            yield part
+def _blocks_inside(model: nn.Module) -> Iterator[nn.Module]:
+    for child in model.children():
+        if any(_holds_blocks(module) for module in child.modules()):
+            yield from _blocks_inside(child)
+        elif list(child.children()):
+            yield child
 
 
-def _holds_blocks(part: nn.Module) -> bool:
-    listed = isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-    return listed and any(list(inner.children()) for inner in part.children())
+def _holds_blocks(module: nn.Module) -> bool:
+    container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    return container and any(list(child.children()) for child in module.children())
 
 
 @contextmanager
-def recomputing(model: nn.Module) -> Iterator[None]:
-    """Blocks of the model forget their activations in passes that begin inside, wherever those are differentiated."""
-    found = [(block, vars(block).get("forward")) for block in blocks(model)]
-    for block, _ in found:
-        block.forward = _forgetful(block, block.forward)
+def recomputed_activations(model: nn.Module) -> Iterator[None]:
+    """Recompute the activations of the network's blocks in backward passes of what is computed inside."""
+    blocks = [(block, vars(block).get("forward")) for block in find_blocks(model)]
+    for block, _ in blocks:
+        block.forward = _recomputing(block, block.forward)
     try:
         yield
     finally:
-        for block, own in found:
+        for block, own_forward in blocks:
             del block.forward
-            if own is not None:  # somebody had replaced it
-                block.forward = own
+            if own_forward is not None:  # somebody had replaced it
+                block.forward = own_forward
 
 
-def _forgetful(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*given: Any, **named: Any) -> Any:
+def _recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward function of the block that keeps no activations."""
+    original = _Original(block, forward)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return forward(*given, **named)
-        again = _AsItStood(block)
-        return checkpoint(forward, *given, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **named)
+            return forward(*args, **kwargs)
+        passes = 0
+        first_pass = _Snapshot(original)
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            return forward(*args, **kwargs) if passes == 1 else first_pass.repeat(args, kwargs)
+
+        return checkpoint(compute, *args, use_reentrant=False, **kwargs)
 
     return run
 
 
-class _Standing(NamedTuple):
-    """What a module's pass depends on and somebody may change before the recomputation."""
+class _Original(nn.Module):
+    """A block whose forward is the original one, as a module that functional_call can take."""
 
-    parameters: dict[str, Any]  # AWP lends a network others
-    buffers: dict[str, Any]
-    training: bool
-    tracking: bool  # batch norm remembers its statistics
+    def __init__(self, block: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.block, self.original_forward = block, forward
 
-
-def _standing(block: nn.Module) -> list[_Standing]:
-    return [
-        _Standing(dict(m._parameters), dict(m._buffers), m.training, getattr(m, "track_running_stats", False))
-        for m in block.modules()
-    ]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original_forward(*args, **kwargs)
 
 
-class _AsItStood:
-    """The block as in its first pass, but with copies of its buffers: their statistics hold this batch already.
+class _Snapshot:
+    """What the first pass of a block depends on and somebody may change before the recomputation.
 
-    It can be entered again: a pass that is differentiated twice may be recomputed twice.
+    Parameters: AWP substitutes others for the time of a pass. Buffers: after the pass, running statistics already
+    contain this batch, so a recomputation gets copies. Modes: an attack or a clean pass may have changed them.
     """
 
-    def __init__(self, block: nn.Module) -> None:
-        self.block, self.then = block, _standing(block)
-        self.now = self.then
+    def __init__(self, original: _Original) -> None:
+        self.original = original
+        self.parameters: dict[str, Tensor] = dict(original.named_parameters())
+        self.buffers: dict[str, Tensor] = dict(original.named_buffers())
+        self.modes = _modes(original)
 
-    def __enter__(self) -> None:
-        self.now = _standing(self.block)
-        copies = [{name: None if b is None else b.clone() for name, b in then.buffers.items()} for then in self.then]
-        _put(self.block, [then._replace(buffers=own) for then, own in zip(self.then, copies, strict=True)])
+    def repeat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute the pass again; it may be repeated several times, where it is differentiated twice."""
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        current = _modes(self.original)
+        _set_modes(self.original, self.modes)
+        try:
+            return functional_call(self.original, {**self.parameters, **buffers}, args, kwargs)
+        finally:
+            _set_modes(self.original, current)
 
-    def __exit__(self, *problem: object) -> None:
-        _put(self.block, self.now)
+
+def _modes(module: nn.Module) -> list[tuple[bool, bool]]:
+    """Return training mode and whether statistics are tracked, of each submodule."""
+    return [(part.training, bool(getattr(part, "track_running_stats", False))) for part in module.modules()]
 
 
-def _put(block: nn.Module, standing: list[_Standing]) -> None:
-    for module, own in zip(block.modules(), standing, strict=True):
-        module._parameters.update(own.parameters)
-        module._buffers.update(own.buffers)
-        module.training = own.training
-        if hasattr(module, "track_running_stats"):
-            module.track_running_stats = own.tracking  # type: ignore[assignment]
+def _set_modes(module: nn.Module, modes: list[tuple[bool, bool]]) -> None:
+    for part, (training, tracking) in zip(module.modules(), modes, strict=True):
+        part.training = training
+        if hasattr(part, "track_running_stats"):
+            part.track_running_stats = tracking  # type: ignore[assignment]

@@ -1,80 +1,88 @@
-"""A run directory at the start of a run: whose it is, and how it is brought back to the checkpoint that stands."""
+"""A run directory at the beginning of a run: lock it, and rewind it to its checkpoint."""
 
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
-from doubly.checkpoints import files as checkpoint
-from doubly.checkpoints.load import other_configuration
-from doubly.config.environment import environment
+from doubly.checkpoints.files import find_checkpoint, load_checkpoint
+from doubly.checkpoints.load import config_difference
+from doubly.config.environment import describe_environment
 from doubly.config.run import Run
 from doubly.config.serialize import to_json
-from doubly.distributed import collectives as parallel
-from doubly.distributed.launch import job, restarted
-from doubly.distributed.rank_zero import first
+from doubly.distributed import Communicator, on_rank_zero
+from doubly.distributed.launch import job_id, was_restarted
 from doubly.errors import UsageError
-from doubly.rundir import RunDir, lock_run_dir, truncate_metrics, write_json
-from doubly.training.passes import prediction
-from doubly.training.state import Training
+from doubly.rundir import RunDir, lock_directory, truncate_metrics, write_json
+from doubly.training.passes import describe_prediction
+from doubly.training.snapshot import restore_checkpoint
+from doubly.training.state import TrainState
+
+SHARED_FOLDER = "let the output be a folder that all machines share"
 
 
-def claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool) -> None:
-    """Keep others out of the directory, and make sure that it is free for this run, or already holds it."""
-    first(partial(_claim, held, run, rundir, resume, restarted()))
+def lock_run_dir(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, communicator: Communicator) -> None:
+    """Keep other runs out of the directory, and check that it is empty or holds this run.
+
+    Args:
+        stack: Releases the lock at its end.
+        run: The configuration.
+        rundir: The directory.
+        resume: Whether a run that is there may be continued; torchrun's restarts may always.
+        communicator: The processes; the first one holds the lock.
+
+    Raises:
+        UsageError: If the directory is in use, holds something else, or is not shared by all machines.
+    """
+    restarted = was_restarted(communicator)
+    on_rank_zero(communicator, lambda: _lock(stack, run, rundir, resume, restarted))
     seen = "there" if (rundir.path / ".lock").exists() else "missing"
-    parallel.agree("files", seen, "let the output be a folder that all machines share")
+    communicator.require_equal("files", seen, SHARED_FOLDER)
 
 
-def _claim(held: ExitStack, run: Run, rundir: RunDir, resume: bool, restart: bool) -> None:
-    held.enter_context(lock_run_dir(rundir.path))
-    mark = rundir.path / ".job"  # of torchrun, if that is who began it: what it starts anew goes on by itself
-    resume = resume or (restart and mark.is_file() and mark.read_text() == job())
+def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: bool) -> None:
+    stack.enter_context(lock_directory(rundir.path))
+    job_file = rundir.path / ".job"  # names torchrun's job, so that its restarts resume without --resume
+    resume = resume or (restarted and job_file.is_file() and job_file.read_text() == job_id())
     if rundir.config.exists():
         if not resume:
             raise UsageError(
                 f"{rundir.path} already holds a run: add --resume to continue it, or choose another --output"
             )
-        changed = other_configuration(rundir.path, run)
-        if changed:
+        difference = config_difference(rundir.path, run)
+        if difference:
             raise UsageError(
-                f"{rundir.path} was begun with another configuration ({changed}): resume it without that change"
+                f"{rundir.path} was begun with another configuration ({difference}): resume it without that change"
             )
-        _sign(mark)
-        return
-    strangers = [p.name for p in rundir.path.iterdir() if not p.name.startswith(".")]  # ours may have died at once
-    if strangers:
-        raise UsageError(f"{rundir.path} is not empty ({strangers[0]}): choose another --output")
-    _sign(mark)
+    else:
+        # Files that begin with a dot are ours, of a run that died at once.
+        others = [path.name for path in rundir.path.iterdir() if not path.name.startswith(".")]
+        if others:
+            raise UsageError(f"{rundir.path} is not empty ({others[0]}): choose another --output")
+    if job_id():
+        job_file.write_text(job_id())
 
 
-def _sign(mark: Path) -> None:
-    if job():
-        mark.write_text(job())
+def restore_last_checkpoint(state: TrainState, rundir: RunDir) -> str:
+    """Restore the last checkpoint if there is one, and bring the directory to the state it had then.
 
-
-def go_on(training: Training, rundir: RunDir) -> str:
-    """Go on from the checkpoint, if one stands, and bring the directory back to it; else that is now ours.
-
-    Returns what to say of it.
+    Returns:
+        A sentence about it; empty if there is none.
     """
-    standing = checkpoint.find(rundir.checkpoints, "last")
-    if standing is not None:
-        training.restore(*checkpoint.load(standing), standing)
-    here = f"epoch {training.epoch}, step {training.step}"
-    parallel.agree("checkpoints", here, "let the output be a folder that all machines share")
-    first(partial(_bring_back, training, rundir))
-    return "" if standing is None else f"continuing at {here}"
+    checkpoint: Path | None = find_checkpoint(rundir.checkpoints, "last")
+    if checkpoint is not None:
+        restore_checkpoint(state, load_checkpoint(checkpoint), checkpoint)
+    position = f"epoch {state.epoch}, step {state.step}"
+    state.communicator.require_equal("checkpoints", position, SHARED_FOLDER)
+    on_rank_zero(state.communicator, lambda: _rewind(state, rundir))
+    return "" if checkpoint is None else f"continuing at {position}"
 
 
-def _bring_back(training: Training, rundir: RunDir) -> None:
-    """The directory as it was at the checkpoint."""
-    truncate_metrics(rundir.metrics, training.epoch)
-    if training.epoch < training.run.epochs:  # what was measured of an earlier epoch is true no longer
-        rundir.evaluation.unlink(missing_ok=True)
-        rundir.predictions.unlink(missing_ok=True)
-        rundir.gallery.unlink(missing_ok=True)
+def _rewind(state: TrainState, rundir: RunDir) -> None:
+    truncate_metrics(rundir.metrics, state.epoch)
+    if state.epoch < state.run.epochs:  # an evaluation of an earlier epoch is outdated
+        for file in (rundir.evaluation, rundir.predictions, rundir.gallery):
+            file.unlink(missing_ok=True)
     if not rundir.config.exists():
-        write_json(rundir.config, to_json(training.run))
+        write_json(rundir.config, to_json(state.run))
     if not rundir.environment.exists():
-        foreseen = prediction(training.run.method, training.images.train)
-        write_json(rundir.environment, {**environment(training.device), **foreseen})
+        prediction = describe_prediction(state.run.method, state.data.train)
+        write_json(rundir.environment, {**describe_environment(state.device), **prediction})

@@ -1,109 +1,199 @@
-"""From a Run to the things it names: images, network, device. The only place that chooses a device."""
+"""From a Run to a state that can be trained: data, network, device, optimizer."""
 
+import re
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from doubly.attacks import attacked, evaluating
-from doubly.checks import check_scores
+from doubly.attacks import attack_context, eval_mode
+from doubly.callbacks import Callback
+from doubly.checkpoints import find_checkpoint
+from doubly.checks import check_scores, is_out_of_memory
+from doubly.config.device import select_device
 from doubly.config.run import Run
-from doubly.data import Images, KeptImages, Splits
-from doubly.data.holdout import first_of_each, holdout, stratified_subset
-from doubly.distributed import collectives as parallel
-from doubly.distributed.launch import local_rank
-from doubly.distributed.rank_zero import together
-from doubly.errors import UsageError
-from doubly.evaluation.memory import fitted
+from doubly.data import Images, Splits
+from doubly.data.holdout import stratified_subset
+from doubly.data.loader import batches, steps_per_epoch
+from doubly.data.splits import load_splits, train_split
+from doubly.distributed import Communicator, on_rank_zero
+from doubly.errors import NonFiniteError, UsageError
+from doubly.evaluation.memory import run_if_fits
+from doubly.models.batch_norm import global_batch_norm
+from doubly.rundir import RunDir
 from doubly.seeding import derived_seed, global_generators
+from doubly.training.memory import reset_peak_memory
+from doubly.training.precision import Precision
+from doubly.training.recompute import find_blocks
+from doubly.training.resume import lock_run_dir, restore_last_checkpoint
+from doubly.training.saving import RunWriter
+from doubly.training.second_derivatives import check_second_derivatives
+from doubly.training.state import TrainData, TrainState, copy_for_ema, set_memory_format
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What training works on; `validation` is part of the hold-out, or of the test set where nothing is held out."""
+def begin_run(
+    run: Run,
+    output: Path | None,
+    model: nn.Module | None,
+    splits: Splits | None,
+    resume: bool,
+    communicator: Communicator,
+    callback: Callback,
+    stack: ExitStack,
+) -> tuple[TrainState, RunWriter]:
+    """Lock the run directory, read the data, build the state and restore the last checkpoint; see `train_run`.
 
-    train: Images
-    validation: Images
-    chooses: bool  # whether the validation may choose the best epoch
+    `stack` undoes at its end what has to be undone: the lock, the number of threads, the network's layers.
+    """
+    stack.callback(torch.set_num_threads, torch.get_num_threads())  # a checkpoint may have set another number
+    communicator.require_equal("settings", describe_settings(run), "give every process the same command")
+    rundir = None if output is None else RunDir(output)
+    if rundir is not None:
+        lock_run_dir(stack, run, rundir, resume, communicator)
+        if find_checkpoint(rundir.checkpoints, "last"):
+            run = replace(run, model=run.model.without_initial_weights())
+    state = build_state(run, splits or load_run_splits(run, communicator, callback), model, communicator)
+    if rundir is not None and (message := restore_last_checkpoint(state, rundir)):
+        callback.on_message(message)
+    if run.batch_norm == "global":
+        stack.enter_context(global_batch_norm(state.model, communicator))
+    reset_peak_memory(state.device)
+    check_method(state)
+    return state, RunWriter(rundir, run.save_seconds)
 
 
-def chosen_device(name: str) -> torch.device:
-    if name == "auto":
-        return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
+@contextmanager
+def explained_errors(state: TrainState, writer: RunWriter) -> Iterator[None]:
+    """Say where a number was not finite, and what to do where memory ran out."""
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        raise UsageError(
-            f"device '{name}' is not to be had here ({str(problem).splitlines()[0]}): use auto or cpu"
-        ) from None
-    return device
+        yield
+    except NonFiniteError as error:
+        where = f"epoch {state.epoch}, step {state.step}"
+        raise NonFiniteError(f"{where}: {error}{writer.describe_last()}") from None
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UsageError(_out_of_memory(state)) from None
 
 
-def _own_gpu() -> torch.device:
-    if parallel.processes()[1] == 1:
-        return torch.device("cuda")
-    if local_rank() >= torch.cuda.device_count():
-        raise UsageError(
-            f"process {local_rank()} of this machine has no GPU of its own, there are {torch.cuda.device_count()}: "
-            "start at most so many processes per machine, or take --device cpu"
+def _out_of_memory(state: TrainState) -> str:
+    run = state.run
+    images = min(run.microbatch or run.batch_size, run.batch_size // state.communicator.world_size)
+    if images == 1:
+        return "out of memory with a single image at a time: use a smaller network, or --recompute-activations"
+    return (
+        f"out of memory with {images} images at a time: add --microbatch {images // 2} --resume, which keeps the batch "
+        "and its weights, or lower the batch size; --recompute-activations saves memory too"
+    )
+
+
+def build_state(run: Run, splits: Splits, model: nn.Module | None, communicator: Communicator) -> TrainState:
+    """Return the state at the beginning of a run; everything that cannot work is refused here, before files are written.
+
+    Args:
+        run: The configuration.
+        splits: The images.
+        model: A network handed in from Python; built from the configuration if None.
+        communicator: The processes.
+
+    Raises:
+        UsageError: If data, network, device and settings do not fit each other, or differ between processes.
+    """
+    device = select_device(run.device, communicator)
+    precision = Precision(run.precision, device)
+    data = prepare_data(run, splits, device)
+    steps_per_epoch(len(data.train), run.batch_size, communicator.world_size)  # refuses what cannot be shared
+    model = (model if model is not None else build_model(run, splits.train)).to(device)
+    check_model(model, data.train)
+    if communicator.world_size > 1:
+        communicator.require_equal("training images", data.train.fingerprint(), "give every process the same data")
+    communicator.broadcast([*model.parameters(), *model.buffers()])
+    if run.recompute_activations:
+        find_blocks(model)
+    channels_last = _choose_channels_last(run, model, data.train, communicator)
+    set_memory_format(model, channels_last)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise UsageError("the model has no parameters to train: make some require a gradient")
+    return TrainState(
+        run=run,
+        communicator=communicator,
+        device=device,
+        data=data,
+        model=model,
+        ema=None if run.ema_decay is None else copy_for_ema(model),
+        optimizer=run.optimizer.build(parameters),
+        precision=precision,
+        channels_last=channels_last,
+        method_state=run.method.init(data.train.counts()),
+    )
+
+
+def check_method(state: TrainState) -> None:
+    """Refuse a network that would train without the second derivatives that the method needs."""
+    if state.epoch < state.run.epochs and state.run.method.needs_second_derivatives:
+        state.model.train()
+        batch = next(
+            batches(
+                state.data.train,
+                state.run.batch_size,
+                0,
+                0,
+                channels_last=state.channels_last,
+                rank=state.communicator.rank,
+                world_size=state.communicator.world_size,
+            )
         )
-    return torch.device("cuda", local_rank())
+        check_second_derivatives(state.model, batch, state.communicator)
 
 
-def fetched_splits(run: Run) -> Splits:
-    """As `load_splits`; of several processes the first goes ahead, so that files are fetched and unpacked once."""
-    found = together(lambda: load_splits(run) if parallel.world()[0] == 0 else None, patiently=True)
-    return found or load_splits(run)
+def describe_settings(run: Run) -> str:
+    """Return the run as text for comparison, without the memory addresses of objects handed in from Python."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(run))
 
 
-def load_splits(run: Run) -> Splits:
-    """The source's images, or as many of them as the run asks for; what was left out is noted."""
-    splits = run.data.source.load(Path(run.data.root) if run.data.root is not None else None)
-    train, test, said = splits.train, splits.test, [splits.note] if splits.note else []
-    most = None if isinstance(run.data.imbalance, KeptImages) else run.data.train_images
-    if most is not None and most < len(train):
-        said.append(f"trained on {most:,} of {len(train):,} images, in the proportions of the classes")
-        train = train.subset(stratified_subset(train.y, most, seed=0))
-    if run.data.test_per_class is not None:
-        first = first_of_each(test.y, run.data.test_per_class)
-        said.append(f"tested on the first {run.data.test_per_class:,} images of each class, {len(first):,} in all")
-        test = test.subset(first)
-    return Splits(train, test, "; ".join(said))
+def load_run_splits(run: Run, communicator: Communicator, callback: Callback) -> Splits:
+    """Read the images of a run; the first process goes ahead, so that files are fetched and unpacked once."""
+    if communicator.world_size > 1:
+        on_rank_zero(communicator, lambda: load_splits(run.data), patient=True)
+    splits = load_splits(run.data)
+    if splits.note:
+        callback.on_message(splits.note)
+    return splits
 
 
-def prepare(run: Run, splits: Splits, device: torch.device) -> Prepared:
-    """Hold out, thin out, and pick the validation."""
-    train, measured = splits.train, splits.test
-    if isinstance(run.data.imbalance, KeptImages):
-        run.data.imbalance.check(train)
-    if run.data.holdout > 0:
-        kept, held = holdout(train.y, run.data.holdout, run.data.split, train.groups)
-        train, measured = train.subset(kept), train.subset(held)
-    kept = run.data.imbalance.keep(train.y, len(train.classes), train.ids)
-    train = train.subset(kept) if len(kept) < len(train) else train
-    measured = measured.subset(stratified_subset(measured.y, run.validation.size, run.data.split))
-    return Prepared(train.to(device), measured.to(device), run.data.holdout > 0)
+def prepare_data(run: Run, splits: Splits, device: torch.device) -> TrainData:
+    """Hold out, apply the imbalance, and pick the validation images."""
+    train, held_out = train_split(run.data, splits)
+    measured = splits.test if held_out is None else held_out
+    validation = measured.subset(stratified_subset(measured.y, run.validation.size, run.data.split))
+    return TrainData(train.to(device), validation.to(device), held_out is not None)
 
 
 def build_model(run: Run, images: Images) -> nn.Module:
-    """A fresh network; its initial weights follow from the seed."""
+    """Return a new network; its initial weights follow from the seed."""
     mean, std = images.channel_statistics()
     with global_generators(derived_seed(run.seed, 0, 0, "weights")):
         return run.model.build(images.x.shape[1], len(images.classes), mean, std)
 
 
 def check_model(model: nn.Module, images: Images) -> None:
-    """One pass over a few images, so that a network that does not fit them is refused before anything is written."""
+    """Pass a few images through the network.
+
+    Raises:
+        UsageError: If it cannot take them, or returns another number of logits than there are classes.
+    """
     x, y = images.pixels(slice(0, 2)), images.y[:2]
     try:
-        with evaluating(model), torch.no_grad(), global_generators(0):
+        with eval_mode(model), torch.no_grad(), global_generators(0):
             logits = model(x)
-    except (RuntimeError, TypeError, ValueError) as problem:
-        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason:.160})") from None
     check_scores(logits, y)
     if logits.shape[1] != len(images.classes):
@@ -112,30 +202,37 @@ def check_model(model: nn.Module, images: Images) -> None:
         )
 
 
-def faster_channels_last(model: nn.Module, images: Images, batch: int, repeats: int = 3) -> bool:
-    """Measure one input gradient, the work that an attack is made of, in both memory formats, alternating."""
+def _choose_channels_last(run: Run, model: nn.Module, images: Images, communicator: Communicator) -> bool:
+    if run.channels_last != "auto":
+        return run.channels_last == "yes"
+    share = min(run.batch_size // communicator.world_size, run.microbatch or run.batch_size)
+    return communicator.broadcast_value(is_channels_last_faster(model, images, share))
+
+
+def is_channels_last_faster(model: nn.Module, images: Images, batch_size: int, repeats: int = 3) -> bool:
+    """Time an input gradient, which attacks are made of, in both memory formats, alternating."""
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     if not convolutions or any(map(_corrupts_memory, convolutions)):
         return False
-    x = images.pixels(slice(0, batch))
-    formats = (torch.contiguous_format, torch.channels_last)
-    seconds = {layout: float("inf") for layout in formats}
+    x = images.pixels(slice(0, batch_size))
+    seconds = {False: float("inf"), True: float("inf")}
 
-    def gradient(layout: torch.memory_format) -> None:
+    def gradient(channels_last: bool) -> None:
+        layout = torch.channels_last if channels_last else torch.contiguous_format
         point = x.contiguous(memory_format=layout).requires_grad_()
-        with attacked(model, "eval"):
+        with attack_context(model, "eval"):
             torch.autograd.grad(model(point).sum(), point)[0].sum().item()
 
-    for layout in formats * repeats:
-        model.to(memory_format=layout)  # type: ignore[call-overload]
-        begun = time.perf_counter()
-        if fitted(partial(gradient, layout)) is None:  # out of memory: training will say so, or has a smaller part
+    for channels_last in (False, True) * repeats:
+        set_memory_format(model, channels_last)
+        start = time.perf_counter()
+        if run_if_fits(partial(gradient, channels_last)) is None:  # training will say so, or has a smaller microbatch
             return False
-        seconds[layout] = min(seconds[layout], time.perf_counter() - begun)
-    return seconds[torch.channels_last] < seconds[torch.contiguous_format]
+        seconds[channels_last] = min(seconds[channels_last], time.perf_counter() - start)
+    return seconds[True] < seconds[False]
 
 
 def _corrupts_memory(layer: nn.Conv2d) -> bool:
-    """torch 2.13 on AVX2 writes past its buffers in the weight gradient of these, with channels last."""
+    """Return whether torch 2.13 on AVX2 writes past its buffers in this layer's weight gradient, with channels last."""
     narrow = layer.in_channels < 8 and layer.weight.device.type == "cpu"
     return narrow and layer.kernel_size == (1, 1) and layer.stride != (1, 1)

@@ -1,11 +1,10 @@
-"""A run in motion: all that changes while it trains, and all that a checkpoint must hold to go on to the same bits."""
+"""The state of a run in training: everything that changes from step to step."""
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,201 +13,191 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from doubly.checks import check_finite
 from doubly.config.run import Run
-from doubly.config.user_code import fill
-from doubly.data import Splits
-from doubly.data.loader import steps_per_epoch
-from doubly.distributed import collectives as parallel
-from doubly.errors import UsageError
-from doubly.models.batch_norm import is_global
-from doubly.training.metrics import Meter
+from doubly.data import Images
+from doubly.data.loader import batches, steps_per_epoch
+from doubly.distributed import Communicator
+from doubly.methods import Method
+from doubly.models.batch_norm import GlobalBatchNorm
+from doubly.training.memory import peak_memory
+from doubly.training.metrics import EpochMetrics
+from doubly.training.passes import Passes
 from doubly.training.precision import Precision
-from doubly.training.recompute import blocks, recomputing
-from doubly.training.setup import Prepared, build_model, check_model, chosen_device, faster_channels_last, prepare
-from doubly.types import State
+from doubly.training.recompute import recomputed_activations
+from doubly.types import Batch, Objective, State, TrainStep
+
+MIN_WARM_UP = 0.01  # of epsilon: an attack of radius 0 is none
+
+
+@dataclass(frozen=True)
+class TrainData:
+    """What training works on.
+
+    Attributes:
+        train: Training images.
+        validation: Part of the hold-out, or of the test set if nothing is held out.
+        held_out: Whether the validation images were held out, and so may choose the best epoch.
+    """
+
+    train: Images
+    validation: Images
+    held_out: bool
 
 
 @dataclass
-class Training:
+class TrainState:
+    """A run in training, on one of its processes."""
+
     run: Run
-    model: nn.Module
-    images: Prepared
+    communicator: Communicator
     device: torch.device
+    data: TrainData
+    model: nn.Module
+    ema: nn.Module | None  # exponential moving average of the model
     optimizer: torch.optim.Optimizer
-    channels_last: bool
-    average: nn.Module | None  # exponential moving average of the model
-    state: State  # of the method
     precision: Precision
-    sampling: Tensor | None = None  # class probabilities of this epoch
-    meter: Meter = field(default_factory=Meter)
+    channels_last: bool
+    method_state: State
+    class_probabilities: Tensor | None = None  # that this epoch is drawn by
+    metrics: EpochMetrics = field(default_factory=EpochMetrics)
     epoch: int = 0
     step: int = 0
     seconds: float = 0.0  # spent in this epoch
-    best: float | None = None  # highest score on the hold-out
-    peak: float = 0.0  # highest accuracy under attack of the validations
-
-    @staticmethod
-    def begin(run: Run, splits: Splits, model: nn.Module | None) -> "Training":
-        device = chosen_device(run.device)
-        precision = Precision(run.precision, device)
-        images = prepare(run, splits, device)
-        steps_per_epoch(len(images.train), run.batch_size)  # refuses what cannot be shared
-        model = (model if model is not None else build_model(run, splits.train)).to(device)
-        check_model(model, images.train)
-        if parallel.world()[1] > 1:
-            parallel.agree("training images", images.train.fingerprint(), "give every process the same data")
-        parallel.from_first([*model.parameters(), *model.buffers()])
-        share = min(run.batch_size // parallel.world()[1], run.microbatch or run.batch_size)
-        if run.recompute_activations:
-            blocks(model)  # refused here, before anything is written
-        channels_last = run.channels_last == "yes" or (
-            run.channels_last == "auto" and parallel.same(faster_channels_last(model, images.train, share))
-        )
-        model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)  # type: ignore[call-overload]
-        settings = run.optimizer
-        free = [p for p in model.parameters() if p.requires_grad]
-        if not free:
-            raise UsageError("the model has no parameters to train: make some require a gradient")
-        optimizer = torch.optim.SGD(
-            free, lr=settings.lr.at(0.0), momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-        state = run.method.init(images.train.counts())
-        average = copy.deepcopy(model).requires_grad_(False) if run.ema_decay is not None else None
-        return Training(run, model, images, device, optimizer, channels_last, average, state, precision)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return self.images.train.fingerprint()
+    best_score: float | None = None  # on the hold-out
+    peak_ra_pgd: float = 0.0  # highest accuracy under attack of the validations
 
     @property
-    def evaluated(self) -> nn.Module:
-        """The network that counts: the averaged one where there is one."""
-        return self.model if self.average is None else self.average
+    def steps_per_epoch(self) -> int:
+        """Steps of one epoch."""
+        return steps_per_epoch(len(self.data.train), self.run.batch_size, self.communicator.world_size)
 
     @property
-    def local_statistics(self) -> list[Tensor]:
-        """What each process has counted for itself, and all should know."""
-        if parallel.world()[1] == 1:
-            return []
-        layers = list(self.model.modules())
-        if self.run.batch_norm == "global":  # also layers of somebody's own kind, that could not be made global
-            layers = [each for each in layers if isinstance(each, _BatchNorm) and not is_global(each)]
-        buffers = (buffer for each in layers for buffer in each.buffers(recurse=False))
-        return [buffer for buffer in buffers if buffer.is_floating_point()]
+    def evaluated_model(self) -> nn.Module:
+        """The network that is evaluated and returned: the averaged one if there is one."""
+        return self.model if self.ema is None else self.ema
+
+    def progress(self, step: int) -> float:
+        """Return the share of training done at a step of this epoch."""
+        return (self.epoch + step / self.steps_per_epoch) / self.run.epochs
+
+    def train_step(self, count: int) -> TrainStep:
+        """Return where training stands, for a batch of `count` images of this process."""
+        return TrainStep(
+            self.epoch,
+            self.step,
+            self.progress(self.step),
+            self.run.seed,
+            self.communicator,
+            self.communicator.rows(count),
+        )
+
+    def remaining_batches(self) -> Iterator[Batch]:
+        """Return the batches of this epoch that are left, this process's part of each."""
+        return batches(
+            self.data.train,
+            self.run.batch_size,
+            self.run.seed,
+            self.epoch,
+            augment=self.run.data.augment,
+            probabilities=self.class_probabilities,
+            start=self.step,
+            channels_last=self.channels_last,
+            rank=self.communicator.rank,
+            world_size=self.communicator.world_size,
+        )
+
+    def warmed_up_method(self, progress: float) -> Method:
+        """Return the method with the epsilon of this share of training."""
+        warm_up, method = self.run.warm_up, self.run.method
+        return method if progress >= warm_up else method.scaled(max(MIN_WARM_UP, progress / warm_up))
+
+    def metrics_row(self) -> dict[str, Any]:
+        """Return the metrics of this epoch; collective over the processes."""
+        row = {
+            "epoch": self.epoch,
+            **self.metrics.row(self.communicator),
+            "lr": self.run.optimizer.learning_rate(self.optimizer, self.progress(self.steps_per_epoch - 1)),
+            "seconds": self.seconds,
+            "peak_memory": peak_memory(self.device),
+        }
+        return row | ({"r": float(self.method_state["r"])} if "r" in self.method_state else {})
+
+    def start_next_epoch(self) -> None:
+        """Advance to the first step of the next epoch."""
+        self.epoch, self.step, self.seconds, self.metrics = self.epoch + 1, 0, 0.0, EpochMetrics()
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        """How the passes of an objective are computed."""
-        recompute = recomputing(self.model) if self.run.recompute_activations else nullcontext()
+    def compute_context(self) -> Iterator[None]:
+        """Compute objectives inside with the run's precision and activation checkpointing."""
+        recompute = recomputed_activations(self.model) if self.run.recompute_activations else nullcontext()
         with recompute, self.precision.autocast():
             yield
 
-    def take_step(self) -> None:
-        """Step on the gradients. An overflow in fp16 is no error: weights and average stay, and the scale is halved.
+    @property
+    def local_statistics(self) -> list[Tensor]:
+        """Running statistics that each process has computed for itself, and that are averaged after a step."""
+        if self.communicator.world_size == 1:
+            return []
+        layers = list(self.model.modules())
+        if self.run.batch_norm == "global":  # layers of somebody's own class could not be made global
+            layers = [layer for layer in layers if isinstance(layer, _BatchNorm) and type(layer) is not GlobalBatchNorm]
+        buffers = (buffer for layer in layers for buffer in layer.buffers(recurse=False))
+        return [buffer for buffer in buffers if buffer.is_floating_point()]
 
-        Batch norm and the method have seen the batch by then, and remember it; so they would without a scale.
+    def apply(self, objective: Objective, batch: Batch, passes: Passes | None) -> None:
+        """Take an optimizer step on the gradients, update the EMA, and record the objective.
+
+        An overflow in fp16 is no error: weights and EMA stay as they are, and the scale is halved. Batch norm and the
+        method have seen the batch by then, as they would without a scale.
         """
+        check_finite(objective.sample_losses, "the losses")
         usable = self._gradients_usable()
         if usable:
             self.optimizer.step()
-            self.update_average()
+            self._update_ema()
         if self.precision.scaled:
-            self.meter.count("skipped_steps", torch.tensor(float(not usable), device=self.device))
+            self.metrics.count("skipped_steps", torch.tensor(float(not usable), device=self.device))
+        self.method_state = objective.state
+        self.metrics.add(objective, batch, passes)
 
     def _gradients_usable(self) -> bool:
-        """Refuse a gradient that is not finite, unless the scale may be to blame; shorten one longer than allowed."""
-        named = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        """Refuse a gradient that is not finite, unless the fp16 scale may be to blame; clip one that is too long."""
+        gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         self.precision.unscale(self.optimizer)
-        norm = torch.nn.utils.get_total_norm(list(named.values()))
+        norm = torch.nn.utils.get_total_norm(list(gradients.values()))
         finite = bool(torch.isfinite(norm))
         if self.precision.scaled:
             self.precision.update(finite)
         elif not finite:
-            for name, gradient in named.items():
+            for name, gradient in gradients.items():
                 check_finite(gradient, f"the gradient of {name}")
             check_finite(norm, "the norm of the gradient")
         if finite and self.run.optimizer.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.run.optimizer.clip, norm)
         return finite
 
-    def check_weights(self) -> None:
-        """No checkpoint holds weights that are not finite, so the last one is always a good one."""
-        for name, parameter in self.model.named_parameters():
-            check_finite(parameter, f"the model's {name}")
-
-    def update_average(self) -> None:
-        """The early average is a short one, so that the initial weights do not linger in it."""
-        if self.average is None or self.run.ema_decay is None:
+    def _update_ema(self) -> None:
+        """Move the average toward the weights; it is short at first, so that the initial weights do not linger in it."""
+        if self.ema is None or self.run.ema_decay is None:
             return
-        updates = self.epoch * steps_per_epoch(len(self.images.train), self.run.batch_size) + self.step
+        updates = self.epoch * self.steps_per_epoch + self.step
         decay = min(self.run.ema_decay, (1 + updates) / (10 + updates))
         with torch.no_grad():
-            for mean, value in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            for mean, value in zip(self.ema.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(value, 1 - decay)
-            for kept, buffer in zip(self.average.buffers(), self.model.buffers(), strict=True):
+            for kept, buffer in zip(self.ema.buffers(), self.model.buffers(), strict=True):
                 kept.copy_(buffer)
 
-    def snapshot(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """(tensors, info) for the checkpoint."""
-        kept = self.optimizer.state_dict()["state"]
-        state = {
-            **{f"method/{name}": value for name, value in self.state.items()},
-            **{f"meter/{name}": value for name, value in self.meter.collected().items()},
-            **{f"optimizer/{i}/{name}": v for i, part in kept.items() for name, v in part.items() if v is not None},
-        }
-        if self.sampling is not None:
-            state["sampling"] = self.sampling
-        tensors = {"model": dict(self.model.state_dict()), "state": state}
-        if self.average is not None:
-            tensors["average"] = dict(self.average.state_dict())
-        info = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "seconds": self.seconds,
-            "best": self.best,
-            "peak": self.peak,
-            "channels": self.images.train.x.shape[1],
-            "classes": list(self.images.train.classes),
-            "data": self.fingerprint,
-            "scaler": self.precision.snapshot(),
-            "choices": {
-                "channels_last": self.channels_last,
-                "threads": torch.get_num_threads(),
-                "processes": parallel.world()[1],
-            },
-        }
-        return tensors, info
+    @cached_property
+    def data_fingerprint(self) -> str:
+        """A hash of the training images."""
+        return self.data.train.fingerprint()
 
-    def restore(self, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], path: Path) -> None:
-        """Go back to a snapshot, with the choices that were made by measuring when it began."""
-        try:
-            self._restore(tensors, info, path)
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            if isinstance(problem, UsageError):
-                raise
-            raise UsageError(f"checkpoint {path} is damaged ({problem!r}): delete it to begin again") from None
 
-    def _restore(self, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], path: Path) -> None:
-        choices = info["choices"]
-        if info.get("data", self.fingerprint) != self.fingerprint:
-            raise UsageError(f"{path} was trained on other images than those here: resume it with the same data")
-        if choices.get("processes", 1) == parallel.world()[1]:  # else each has another share of the cores
-            torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
-        self.channels_last = choices["channels_last"]
-        for network, group in ((self.model, "model"), (self.average, "average")):
-            if network is not None:
-                network.to(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
-                fill(network, tensors.get(group, {}), path)
-        parts: dict[str, State] = {"method": {}, "meter": {}, "optimizer": {}}
-        for name, value in tensors["state"].items():
-            group, _, rest = name.partition("/")
-            parts.setdefault(group, {})[rest] = value.to(self.device)
-        self.state, self.meter = parts["method"], Meter(parts["meter"])
-        self.sampling = tensors["state"].get("sampling")
-        optimizer = self.optimizer.state_dict()
-        for name, value in parts["optimizer"].items():
-            index, _, key = name.partition("/")
-            optimizer["state"].setdefault(int(index), {})[key] = value
-        self.optimizer.load_state_dict(optimizer)
-        self.epoch, self.step, self.seconds, self.best = (info[key] for key in ("epoch", "step", "seconds", "best"))
-        self.peak = info.get("peak", 0.0)
-        self.precision.restore(info.get("scaler", {}))
+def set_memory_format(model: nn.Module, channels_last: bool) -> None:
+    """Put the network's weights into one memory format."""
+    model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)  # type: ignore[call-overload]
+
+
+def copy_for_ema(model: nn.Module) -> nn.Module:
+    """Return a copy of the network that is not trained."""
+    return copy.deepcopy(model).requires_grad_(False)

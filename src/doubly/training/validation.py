@@ -1,44 +1,101 @@
-"""The evaluation during training: clean and under two attacks, on a fixed part of the hold-out or of the test set."""
+"""Validation during training: clean and under two attacks, and warnings about training that has gone wrong."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from doubly.callbacks import Callback
 from doubly.config.run import Validation
-from doubly.evaluation.attacks import chosen
-from doubly.evaluation.predict import answers
+from doubly.evaluation.attacks import select_attacks
+from doubly.evaluation.predict import predict
 from doubly.evaluation.result import EvalResult, number
-from doubly.training.state import Training
+from doubly.training.state import TrainState
+
+OVERFITTING_DROP = 0.2  # of accuracy under PGD below its highest, while the training attack is still withstood
+COLLAPSE_SHARE = 0.9  # of all predictions that are one class
+MASKING_GAP = 0.15  # accuracy under cross-entropy PGD above that under margin PGD
 
 
-def validate(t: Training) -> dict[str, Any]:
-    """A part of a row of metrics; all processes share the work, and know the outcome."""
-    images, attacks = t.images.validation, chosen(("pgd", "margin"), t.run.validation.attack)[0]
-    found = EvalResult(images.y.cpu().numpy(), images.classes, answers(t.evaluated, images, attacks).classes)
-    worst, value = found.worst("pgd")
+def validate_epoch(state: TrainState, row: dict[str, Any], callback: Callback) -> bool:
+    """Add the validation to an epoch's row, and report alarms.
+
+    Returns:
+        Whether the epoch is the best so far; the test images never choose.
+    """
+    row["validation"] = validate(state)
+    row["alarms"] = training_alarms(row, state.peak_ra_pgd)
+    state.peak_ra_pgd = max(state.peak_ra_pgd, row["validation"]["ra_pgd"])
+    for alarm in row["alarms"]:
+        callback.on_message(f"epoch {state.epoch}: {alarm}")
+    score = validation_score(row["validation"], state.run.validation)
+    best = state.data.held_out and (state.best_score is None or score > state.best_score)
+    state.best_score = score if best else state.best_score
+    return best
+
+
+def validate(state: TrainState) -> dict[str, Any]:
+    """Evaluate the network on the validation images; all processes share the work and know the outcome.
+
+    Returns:
+        The part "validation" of a row of metrics.
+    """
+    images, attacks = state.data.validation, select_attacks(("pgd", "margin"), state.run.validation.attack).attacks
+    predictions = predict(state.evaluated_model, images, attacks, communicator=state.communicator)
+    result = EvalResult(images.y.cpu().numpy(), images.classes, predictions.classes)
+    worst_name, worst_value = result.worst("pgd")
+    per_class = zip(result.names, result.per_class("pgd"), strict=True)
     return {
-        "on": "holdout" if t.images.chooses else "test",
-        "n": found.n,
-        "sa": found.accuracy("clean"),
-        "ra_pgd": found.accuracy("pgd"),
-        "ra_tail_30": found.tail("pgd")[0],
-        "worst_class": {"name": worst, "ra_pgd": value},
-        "ra_margin": found.accuracy("margin"),
-        "commonest": _commonest(found),
-        "per_class": {name: number(value) for name, value in zip(found.names, found.per_class("pgd"), strict=True)},
+        "on": "holdout" if state.data.held_out else "test",
+        "n": result.n,
+        "sa": result.accuracy("clean"),
+        "ra_pgd": result.accuracy("pgd"),
+        "ra_tail_30": result.tail("pgd")[0],
+        "worst_class": {"name": worst_name, "ra_pgd": worst_value},
+        "ra_margin": result.accuracy("margin"),
+        "commonest": _commonest_class(result),
+        "per_class": {name: number(value) for name, value in per_class},
     }
 
 
-def _commonest(found: EvalResult) -> dict[str, Any]:
-    """The class that clean images are most often taken for: its share of the answers and of the images."""
-    counts = np.array(found.confusion("clean"))  # a row per label
-    most = int(counts.sum(0).argmax())
-    share, true_share = counts.sum(0)[most] / found.n, counts.sum(1)[most] / found.n
-    return {"name": found.names[most], "share": float(share), "true_share": float(true_share)}
+def _commonest_class(result: EvalResult) -> dict[str, Any]:
+    """Return the class that clean images are most often taken for: its share of predictions and of labels."""
+    counts = np.array(result.confusion("clean"))  # a row per label
+    index = int(counts.sum(0).argmax())
+    share, true_share = counts.sum(0)[index] / result.n, counts.sum(1)[index] / result.n
+    return {"name": result.names[index], "share": float(share), "true_share": float(true_share)}
 
 
-def score(validation: dict[str, Any], settings: Validation) -> float:
-    """What makes an epoch the best."""
+def validation_score(validation: Mapping[str, Any], settings: Validation) -> float:
+    """Return the number by which the best epoch is chosen."""
     if settings.choose == "both":
         return float(validation["ra_pgd"] + validation["ra_tail_30"]) / 2
     return float(validation[settings.choose])
+
+
+def training_alarms(row: Mapping[str, Any], peak: float) -> list[str]:
+    """Return sentences about training that has gone wrong.
+
+    Args:
+        row: The metrics of an epoch with its validation.
+        peak: Highest accuracy under PGD of the validations before it.
+    """
+    validation, alarms = row["validation"], []
+    ra_pgd, train_accuracy = validation["ra_pgd"], row["train_accuracy"]
+    if peak - ra_pgd > OVERFITTING_DROP and train_accuracy - ra_pgd > OVERFITTING_DROP:
+        alarms.append(
+            f"catastrophic overfitting: accuracy under PGD fell from {peak:.0%} to {ra_pgd:.0%}, while the "
+            f"attack that it trains on leaves {train_accuracy:.0%}; use more steps, warm_up, or N-FGSM"
+        )
+    name, share, true_share = (validation["commonest"][key] for key in ("name", "share", "true_share"))
+    if share > COLLAPSE_SHARE > true_share:
+        alarms.append(
+            f"collapse: {share:.0%} of the predictions are '{name}', {true_share:.0%} of the images are; lower the "
+            "learning rate, or let epsilon grow with warm_up"
+        )
+    if ra_pgd - validation["ra_margin"] > MASKING_GAP:
+        alarms.append(
+            f"masked gradients: accuracy is {ra_pgd:.0%} under PGD on cross-entropy, but "
+            f"{validation['ra_margin']:.0%} under PGD on the margin; do not trust the first"
+        )
+    return alarms

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from doubly.attacks import device_of
 from doubly.attacks.autoattack import AutoAttack, Part
 from doubly.attacks.forward import Forward
-from doubly.bilevel.face import flat
+from doubly.bilevel.rows import flat
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.evaluation.autoattack.eta import Remaining

@@ -1,0 +1,50 @@
+"""The protocol of an attack, with its defaults."""
+
+from dataclasses import replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from doubly.seeding import BatchGenerator
+from doubly.threat import Threat
+
+
+class Attack:
+    """Finds a perturbation delta inside its threat that makes the network wrong.
+
+    A subclass is a frozen dataclass with a field `threat`.
+    """
+
+    stays_inside: ClassVar[bool] = True
+    """whether delta lies in the threat's set; an attack that leaves it is for training only"""
+    threat: Threat
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+        """Return delta for each image.
+
+        Args:
+            model: The network; it is left as it was found.
+            x: Images in [0, 1].
+            y: Their labels.
+            generator: Random numbers for the start of the attack.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def for_evaluation(cls, reference: "Attack") -> "Attack":
+        """Return this kind of attack as an evaluation runs it.
+
+        Args:
+            reference: The PGD attack of the evaluation, whose threat, and settings where they apply, are taken over.
+        """
+        return cls(threat=reference.threat)  # type: ignore[call-arg]  # a field of every subclass
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same attack within `factor` times the radius."""
+        return replace(self, threat=self.threat.scaled(factor))  # type: ignore[type-var]
+
+
+def batch_generator(generator: BatchGenerator | torch.Generator) -> BatchGenerator:
+    """Return random numbers for the rows of a batch, made from a torch generator if that was given."""
+    return BatchGenerator(generator) if isinstance(generator, torch.Generator) else generator

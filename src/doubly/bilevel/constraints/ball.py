@@ -1,0 +1,85 @@
+"""An l2 ball around 0 for each sample, optionally intersected with a box that contains 0."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from doubly.bilevel.constraints.box import Box
+from doubly.bilevel.constraints.face import Face
+from doubly.bilevel.rows import dot, flat, norms, per_row
+
+SPHERE_TOLERANCE = 1e-6  # relative distance to the sphere within which a point counts as on it
+BISECTIONS = 50  # enough for float64, where both ball and box bind
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """The constraint |delta|_2 <= radius, intersected with `box` if there is one.
+
+    Args:
+        radius: One number for all samples, or one per sample, (B,).
+        box: A box that contains 0, or None.
+
+    Raises:
+        ValueError: If `radius` is a number that is not positive.
+    """
+
+    radius: float | Tensor
+    box: Box | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.radius, Tensor) and not self.radius > 0:
+            raise ValueError(f"radius={self.radius} is not allowed: radius > 0")
+
+    def project(self, delta: Tensor) -> Tensor:
+        """Return the nearest point of the set, (B, ...).
+
+        Where only the ball or only the box binds, that is the projection onto that set; where both do, it is
+        clip(delta / factor) with the factor that gives the right norm, found by bisection.
+        """
+        lengths = norms(delta).clamp_min(torch.finfo(delta.dtype).tiny)
+        excess = (lengths / self.radius).clamp_min(1)
+        shrunk = delta / per_row(excess, delta)
+        if self.box is None:
+            return shrunk
+        clipped = self.box.project(delta)
+        box_only = norms(clipped) <= self.radius
+        both = ~box_only & flat(self.box.project(shrunk) != shrunk).any(1)
+        nearest = torch.where(per_row(box_only, delta), clipped, shrunk)
+        if delta.device.type == "cpu" and not both.any():  # on another device the test would wait for the result
+            return nearest
+        low, high = torch.ones_like(excess), excess  # clip(delta / low) is too long, clip(delta / high) is not
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            too_long = norms(self.box.project(delta / per_row(middle, delta))) > self.radius
+            low, high = torch.where(too_long, middle, low), torch.where(too_long, high, middle)
+        return torch.where(per_row(both, delta), self.box.project(delta / per_row(high, delta)), nearest)
+
+    def at(self, fraction: Tensor) -> Tensor:
+        """Return a point of the set from uniform draws in [0, 1], (B, ...).
+
+        The draws give the direction from the center; the first of them gives the distance as a share of the radius.
+        """
+        direction = 2 * fraction - 1
+        lengths = norms(direction).clamp_min(torch.finfo(fraction.dtype).tiny)
+        scale = self.radius * flat(fraction)[:, 0] / lengths
+        return self.project(direction * per_row(scale, direction))
+
+    def face(self, delta: Tensor, slope: Tensor) -> Face:
+        """Return the face on which each row of a minimizer lies.
+
+        A row on the sphere whose descent direction points outwards cannot move radially; its multiplier solves
+        slope + multiplier * delta = 0 in the free coordinates.
+
+        Args:
+            delta: The minimizers, (B, ...).
+            slope: Gradients of the inner function there, (B, ...).
+        """
+        free = None if self.box is None else self.box.face(delta, slope).free
+        radial = delta if free is None else delta * free
+        squares = dot(radial, radial).clamp_min(torch.finfo(delta.dtype).tiny)
+        outward = -dot(slope, radial)
+        on_sphere = norms(delta) >= (1 - SPHERE_TOLERANCE) * self.radius
+        active = (on_sphere & (outward > 0)).to(delta.dtype)
+        return Face(free, radial * per_row(active / squares.sqrt(), delta), active * outward / squares)

@@ -1,0 +1,24 @@
+"""The constraint of an unconstrained problem."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from doubly.bilevel.constraints.face import Face
+
+
+@dataclass(frozen=True)
+class WholeSpace:
+    """No constraint: every delta is allowed."""
+
+    def project(self, delta: Tensor) -> Tensor:
+        """Return `delta` itself."""
+        return delta
+
+    def at(self, fraction: Tensor) -> Tensor:
+        """Map draws in [0, 1] to [-1, 1]; the whole space has no uniform distribution."""
+        return 2 * fraction - 1
+
+    def face(self, delta: Tensor, slope: Tensor) -> Face:
+        """Return the whole space: nothing holds delta."""
+        return Face()

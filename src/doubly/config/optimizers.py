@@ -1,0 +1,140 @@
+"""Optimizers by name: settings that build a torch optimizer."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from doubly.errors import UsageError
+from doubly.schedules import Cyclic, Schedule
+
+Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class OptimizerConfig:
+    """Settings of an optimizer; a subclass is a frozen dataclass and one line in OPTIMIZERS."""
+
+    lr: Schedule | None
+    """learning rate over training; None leaves it to the optimizer"""
+    clip: float | None
+    """largest norm of the gradient; None does not clip"""
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return a new optimizer of these parameters."""
+        raise NotImplementedError
+
+    def learning_rate(self, optimizer: torch.optim.Optimizer, progress: float) -> float:
+        """Return the learning rate at a share of training; the optimizer's own if there is no schedule."""
+        return float(optimizer.param_groups[0]["lr"]) if self.lr is None else self.lr.at(progress)
+
+    def set_learning_rate(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+        """Set the learning rate of every parameter group to that at a share of training."""
+        if self.lr is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr.at(progress)
+
+
+def _check(config: Any) -> None:
+    """Refuse settings that no optimizer takes."""
+    if not config.weight_decay >= 0:
+        raise UsageError(f"weight_decay is not negative, got {config.weight_decay}")
+    if not all(config.lr.at(percent / 100) >= 0 for percent in range(100)):
+        raise UsageError(f"a learning rate is not negative, got {config.lr}")
+    if config.clip is not None and not config.clip > 0:
+        raise UsageError(f"clip is a length above 0, or none for no clipping, got {config.clip}")
+
+
+@dataclass(frozen=True)
+class SGD(OptimizerConfig):
+    """Stochastic gradient descent with momentum.
+
+    Raises:
+        UsageError: If a number is out of range.
+    """
+
+    lr: Schedule = field(default_factory=Cyclic)
+    """learning rate, set in every step"""
+    momentum: float = 0.9
+    """share of the previous step that is kept"""
+    weight_decay: float = 5e-4
+    """L2 penalty on all parameters"""
+    clip: float | None = None
+    """largest norm of the gradient; none does not clip"""
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum lies in [0, 1), got {self.momentum}")
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            list(parameters), lr=self.lr.at(0.0), momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+
+@dataclass(frozen=True)
+class Adam(OptimizerConfig):
+    """Adam, with the weight decay as an L2 penalty.
+
+    Raises:
+        UsageError: If a number is out of range.
+    """
+
+    lr: Schedule = field(default_factory=lambda: Cyclic(1e-3))
+    """learning rate, set in every step"""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """decay of the running averages of the gradient and of its square"""
+    weight_decay: float = 0.0
+    """L2 penalty on all parameters"""
+    clip: float | None = None
+    """largest norm of the gradient; none does not clip"""
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UsageError(f"betas are two numbers in [0, 1), got {self.betas}")
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay."""
+
+    weight_decay: float = 1e-2
+    """decay of the parameters in each step, times the learning rate"""
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class InMemoryOptimizer(OptimizerConfig):
+    """An optimizer handed in from Python, as a function from parameters to a torch optimizer."""
+
+    factory: Factory | None = None
+    """returns the optimizer of a list of parameters; none in a saved run"""
+    lr: Schedule | None = None
+    """learning rate, set in every step; none leaves it to the optimizer"""
+    clip: float | None = None
+    """largest norm of the gradient; none does not clip"""
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.factory is None:
+            raise UsageError(
+                "this run was trained with an optimizer that was handed in from Python: resume it from Python, with "
+                "the same optimizer"
+            )
+        optimizer = self.factory(list(parameters))
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"optimizer must return a torch optimizer, got {type(optimizer).__name__}: write "
+                "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+            )
+        return optimizer
+
+
+OPTIMIZERS: dict[str, type[OptimizerConfig]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}

@@ -1,0 +1,41 @@
+"""Which data a run reads: the dataset and what is done to its training images."""
+
+from dataclasses import dataclass, field
+
+from doubly.data.augmentation import Augmentation, Unchanged
+from doubly.data.images import DataSource
+from doubly.data.imbalance import Balanced, Imbalance
+from doubly.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Data:
+    """The dataset of a run, and what is done to its training images."""
+
+    source: DataSource
+    """the dataset"""
+    imbalance: Imbalance = field(default_factory=Balanced)
+    """which training images are kept; the test images never change"""
+    holdout: float = 0.0
+    """share of the training images held out, class by class and before any imbalance, to choose the best epoch and
+    hyperparameters by; 0 trains on all"""
+    split: int = 0
+    """decides which images are held out; the same for every seed and method"""
+    train_images: int | None = None
+    """train on at most so many images, in the proportions of the classes and always the same; none takes all;
+    ignored where a file lists the images (imbalance.selected)"""
+    test_per_class: int | None = None
+    """test only on the first so many images of each class; none takes all; the paper's confusion matrices of SVHN
+    have 1500"""
+    augment: Augmentation = field(default_factory=Unchanged)
+    """random changes of each training batch"""
+    root: str | None = None
+    """folder with the dataset's files"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.holdout < 1:
+            raise UsageError(f"holdout is a share in [0, 1), got {self.holdout}")
+        for name in ("train_images", "test_per_class"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is at least 1, or none for all images, got {value}")

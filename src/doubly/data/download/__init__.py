@@ -1,0 +1,1 @@
+"""Files of published datasets: which there are, fetching and unpacking them, and finding them on disk."""

@@ -1,0 +1,1 @@
+"""Readers of datasets, one file per format."""

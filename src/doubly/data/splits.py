@@ -1,0 +1,61 @@
+"""Reading the data of a run: training, held-out and test images."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from doubly.data.config import Data
+from doubly.data.holdout import first_of_each_class, holdout, stratified_subset
+from doubly.data.images import Images, Splits
+
+
+def load_splits(data: Data, root: Path | str | None = None) -> Splits:
+    """Read the training and test images of a dataset.
+
+    Args:
+        data: The dataset, and how many images of it to use (`train_images`, `test_per_class`).
+        root: Folder with the dataset's files, instead of `data.root`.
+
+    Returns:
+        The images before anything is held out or made imbalanced. Images left out are mentioned in `note`.
+
+    Raises:
+        UsageError: Files are missing or damaged.
+    """
+    folder = data.root if root is None else root
+    splits = data.source.load(None if folder is None else Path(folder))
+    train, test, notes = splits.train, splits.test, [splits.note] if splits.note else []
+    max_images = None if data.imbalance.selects_by_id else data.train_images
+    if max_images is not None and max_images < len(train):
+        notes.append(f"trained on {max_images:,} of {len(train):,} images, in the proportions of the classes")
+        train = train.subset(stratified_subset(train.y, max_images, seed=0))
+    if data.test_per_class is not None:
+        indices = first_of_each_class(test.y, data.test_per_class)
+        notes.append(f"tested on the first {data.test_per_class:,} images of each class, {len(indices):,} in all")
+        test = test.subset(indices)
+    return Splits(train, test, "; ".join(notes))
+
+
+class TrainSplit(NamedTuple):
+    """The training images of a dataset, divided: those to train on, and those held out (None without a hold-out)."""
+
+    train: Images
+    held_out: Images | None
+
+
+def train_split(data: Data, splits: Splits) -> TrainSplit:
+    """Hold out a part of the training images, and apply the imbalance to the rest.
+
+    Args:
+        data: Which images are held out (`holdout`, `split`), and the imbalance.
+        splits: The images from `load_splits`.
+
+    Raises:
+        UsageError: The imbalance was made for other images, leaves a class empty, or the hold-out leaves a side empty.
+    """
+    train, held_out = splits.train, None
+    data.imbalance.check(train)
+    if data.holdout > 0:
+        train_rows, held_out_rows = holdout(train.y, data.holdout, data.split, train.groups)
+        train, held_out = train.subset(train_rows), train.subset(held_out_rows)
+    indices = data.imbalance.keep(train.y, len(train.classes), train.ids)
+    return TrainSplit(train.subset(indices) if len(indices) < len(train) else train, held_out)

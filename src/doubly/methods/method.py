@@ -1,0 +1,160 @@
+"""The protocol of a training method, with its defaults."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from doubly.attacks.attack import Attack
+from doubly.distributed.microbatch import WholeBatch
+from doubly.types import Batch, Objective, Perturbation, State, TrainStep
+
+
+class Method:
+    """A way to train: the objective of one batch, and what it remembers between batches.
+
+    A subclass is a frozen dataclass that implements `objective`; everything else has a default.
+    """
+
+    attack: Attack | None = None
+    """the attack inside, if there is one"""
+
+    @property
+    def wrapped(self) -> "Method | None":
+        """The method inside a wrapper such as AWP."""
+        return None
+
+    @property
+    def needs_second_derivatives(self) -> bool:
+        """Whether the objective differentiates the network twice, which compiled networks do not allow."""
+        return False
+
+    def init(self, counts: Tensor | None = None) -> State:
+        """Return what the method remembers before the first batch.
+
+        Args:
+            counts: Number of training images per class, for methods that need it.
+
+        Raises:
+            UsageError: If the method needs `counts` and they are missing.
+        """
+        return {}
+
+    def sampling(self, state: State) -> Tensor | None:
+        """Return class probabilities to draw the next epoch by, or None for one pass over the data."""
+        return None
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same method with `factor` times the attack's radius, for a warm-up of epsilon."""
+        if self.attack is None:
+            return self
+        return replace(self, attack=self.attack.scaled(factor))  # type: ignore[type-var]
+
+    def costliest(self) -> Self:
+        """Return the method at its greatest cost per step, for estimates; FAT's attacks then never stop early."""
+        return self
+
+    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation | None:
+        """Attack the batch; None for a method that attacks inside `objective`, or not at all."""
+        return None
+
+    def shared_values(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
+    ) -> Tensor | None:
+        """Return the rows that `objective` gathers from the whole batch; None if it gathers nothing.
+
+        Only called for microbatches. It must not change the network's running statistics.
+        """
+        return None
+
+    def objective(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        state: State,
+        step: TrainStep,
+        perturbation: Perturbation | None = None,
+    ) -> Objective:
+        """Return the objective of a batch.
+
+        Args:
+            model: The network, in training mode.
+            batch: The images.
+            state: What the previous objective, or `init`, returned.
+            step: Where training stands.
+            perturbation: What `perturb` returned; computed if not given.
+        """
+        raise NotImplementedError
+
+    def microbatch_objectives(
+        self,
+        model: nn.Module,
+        parts: Sequence[Batch],
+        state: State,
+        steps: Sequence[TrainStep],
+        perturbations: Sequence[Perturbation | None] | None = None,
+    ) -> Iterator[Objective]:
+        """Yield the objectives of the parts of one batch, with the weights of the whole batch.
+
+        There are two phases: first the attacks and the shared values of every part, then the objective of one part
+        after the other. The caller differentiates each objective before it asks for the next, so that only one part's
+        graph is in memory.
+
+        Args:
+            model: The network, in training mode.
+            parts: The microbatches of this process.
+            state: The state before the batch.
+            steps: The training step of each part, with its rows and stream.
+            perturbations: What `perturb` returned for each part; computed if not given.
+        """
+        if perturbations is None:
+            perturbations = perturb_parts(self, model, parts, steps)
+        if len(parts) > 1:
+            steps = self._with_shared_values(model, parts, state, steps, perturbations)
+        for part, step, perturbation in zip(parts, steps, perturbations, strict=True):
+            with step.network_rng():
+                objective = compute_objective(self, model, part, state, step, perturbation)
+            yield objective
+
+    def _with_shared_values(
+        self,
+        model: nn.Module,
+        parts: Sequence[Batch],
+        state: State,
+        steps: Sequence[TrainStep],
+        perturbations: Sequence[Perturbation | None],
+    ) -> Sequence[TrainStep]:
+        """Return the steps with communicators that know the shared values of the whole batch."""
+        values = []
+        for part, step, perturbation in zip(parts, steps, perturbations, strict=True):
+            if perturbation is None:
+                return steps
+            with step.network_rng():
+                values.append(self.shared_values(model, part, state, step, perturbation))
+        tensors = [value for value in values if value is not None]
+        if not tensors:
+            return steps
+        all_values = steps[0].communicator.all_gather(torch.cat(tensors))
+        return [step._replace(communicator=WholeBatch(all_values)) for step in steps]
+
+
+def perturb_parts(
+    method: Method, model: nn.Module, parts: Sequence[Batch], steps: Sequence[TrainStep]
+) -> list[Perturbation | None]:
+    """Attack each part of a batch, with the random numbers of its step."""
+    perturbations = []
+    for part, step in zip(parts, steps, strict=True):
+        with step.network_rng():
+            perturbations.append(method.perturb(model, part, step))
+    return perturbations
+
+
+def compute_objective(
+    method: Method, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None
+) -> Objective:
+    """Call `method.objective`, whose last parameter somebody's own method need not have."""
+    if perturbation is None:
+        return method.objective(model, batch, state, step)
+    return method.objective(model, batch, state, step, perturbation)

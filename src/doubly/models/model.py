@@ -1,0 +1,32 @@
+"""The protocol of a network architecture."""
+
+from collections.abc import Sequence
+from typing import Self
+
+from torch import nn
+
+
+class Model:
+    """A network architecture; a subclass is a frozen dataclass with a method `build`.
+
+    Ours are frozen dataclasses, listed in `MODELS`. To train a network of your own you need none: pass an nn.Module to
+    `doubly.train`, or name a function that returns one (`--model package.module:function`).
+    """
+
+    def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        """Build a network with initial weights, drawn from torch's global generator.
+
+        Args:
+            channels: Channels of the images.
+            classes: Number of logits.
+            mean: Mean of each channel of the training images, for the first layer (`Normalize`).
+            std: Standard deviation of each channel.
+
+        Returns:
+            A module from images (N, channels, H, W) in [0,1], of any size, to logits (N, classes).
+        """
+        raise NotImplementedError
+
+    def without_initial_weights(self) -> Self:
+        """Return the same architecture without a file of weights to begin from, for a network that is filled anyway."""
+        return self
