@@ -12,7 +12,6 @@ from doubly.methods import AT, DONE, METHODS, Standard
 from doubly.recipes import RECIPES, digits, recipe
 from doubly.recipes.methods import FAST as FAST_NAMES
 from doubly.recipes.paper import SETTINGS
-from doubly.report.run_result import FAST as FAST_IN_REPORTS
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -65,7 +64,7 @@ def test_every_recipe_round_trips_through_json(family):
 
 
 def test_no_two_recipes_are_the_same_run():
-    configs = {json.dumps({**to_json(recipe(name)), "name": ""}) for name in RECIPES}
+    configs = {json.dumps({**to_json(recipe(name)), "name": "", "label": "", "table": ""}) for name in RECIPES}
     assert len(configs) == len(RECIPES)
 
 
@@ -163,6 +162,13 @@ def test_the_explicit_barrier_step_is_one_flag_away(trained):
     assert rule == BarrierStep(1.0, preconditioned=False)
 
 
-def test_the_report_knows_the_fast_setting():
-    """It has its own list, since importing it would bring in matplotlib at every start."""
-    assert FAST_IN_REPORTS == FAST_NAMES
+def test_fast_methods_have_a_table_and_some_methods_a_label_of_their_own():
+    for family in FAMILIES:
+        runs = {name.rpartition(".")[2]: recipe(name) for name in members(family)}
+        assert {method for method, run in runs.items() if run.table == "fast"} == set(FAST_NAMES)
+        assert {method: run.label for method, run in runs.items() if run.label} == {
+            "standard": "Standard",
+            "fast_at": "Fast-AT",
+            "fast_at_ga": "Fast-AT-GA",
+            "fast_bat": "Fast-BAT",
+        }

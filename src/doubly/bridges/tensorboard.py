@@ -13,16 +13,15 @@ from matplotlib.figure import Figure
 
 from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
+from doubly.metric_names import METRICS
 from doubly.report.figures import style, values
-from doubly.rundir import printable
+from doubly.text import printable
 from doubly.training.loop import Callback, NullCallback
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SCALARS = ("loss", "weighted_loss", "train_accuracy", "lr", "r", "weight_ess", "seconds")
-MEASURED = ("sa", "ra_pgd", "ra_tail_30", "ra_margin")
-MOST_CLASSES = 100  # curves of classes: TensorBoard draws a chart for each
+MAX_CLASSES = 100  # curves of classes: TensorBoard draws a chart for each
 
 
 class TensorBoard:
@@ -79,22 +78,22 @@ class TensorBoard:
 
 
 def scalars(row: dict[str, Any]) -> dict[str, float]:
-    """Tag -> value of a row of metrics; a class without images has none."""
-    found = {f"train/{key}": row[key] for key in SCALARS if key in row}
-    if "validation" in row:
-        validation = row["validation"]
-        found |= {f"validation/{key}": validation[key] for key in MEASURED} | {
-            "validation/worst_class": validation["worst_class"]["ra_pgd"]
-        }
-        classes = list(validation["per_class"].items())[:MOST_CLASSES]  # always the same ones: curves, not the weakest
-        found |= {f"per_class/{printable(name)}": value for name, value in classes if value is not None}
-    return found
+    """Return tag -> value for a row of metrics; a class without images has no value."""
+    parts = {"train": row, "validation": row.get("validation", {})}
+    result = {
+        f"{part}/{metric.key}": value
+        for part, record in parts.items()
+        for metric in METRICS.values()
+        if (value := metric.value(record)) is not None
+    }
+    classes = list(parts["validation"].get("per_class", {}).items())[:MAX_CLASSES]  # the same ones in every epoch
+    return result | {f"per_class/{printable(name)}": value for name, value in classes if value is not None}
 
 
 def bars(per_class: dict[str, float | None], epoch: int) -> npt.NDArray[np.uint8]:
     """A picture (H,W,3) of the accuracy of each class under attack, weakest first; of many, those that can be read."""
     known = sorted((100 * value, printable(name)) for name, value in per_class.items() if value is not None)
-    shown = known[: values.MOST_CLASSES]
+    shown = known[: values.MAX_DRAWN_CLASSES]
     with mpl.rc_context(cast(Any, style.STYLE)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # boxes serve
         figure = Figure(figsize=(5.4, 0.9 + 0.24 * max(3, len(shown))), dpi=100, layout="constrained")

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from doubly.cli.options import parsed, taken
-from doubly.cli.tables import duration, say, show
+from doubly.cli.tables import say, show
 from doubly.errors import UsageError
 from doubly.jobs.shards import run_shards, stopping
+from doubly.text import duration
 
 
 def evaluate(arguments: list[str], out: Console, err: Console) -> int:

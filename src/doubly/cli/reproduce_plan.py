@@ -9,9 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from doubly.cli.tables import duration, say
+from doubly.cli.tables import say
 from doubly.errors import UsageError
 from doubly.jobs.slurm import command, report_command, slurm, steps
+from doubly.text import duration
 
 
 def reproduce_plan(options: Any, out: Console, err: Console) -> int:

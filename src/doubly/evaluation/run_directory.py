@@ -18,12 +18,10 @@ from doubly.evaluation.autoattack.runner import Callback
 from doubly.evaluation.config import EvalConfig
 from doubly.evaluation.evaluation import Evaluation
 from doubly.evaluation.result import EvalResult
-from doubly.evaluation.summary import KEYS
+from doubly.metric_names import attack_metric
 from doubly.rundir import RunDir, read_json
 from doubly.threat import NormBall
 from doubly.training.setup import chosen_device, fetched_splits
-
-_KEYS = {**KEYS, "autoattack": "ra_aa", "quick": "ra_apgd"}
 
 
 @joined()
@@ -70,7 +68,7 @@ def measured(path: Path, run: Run, attacks: Sequence[str], how: EvalConfig) -> b
     """Whether a run directory has these attacks on the network as trained, on as many images as asked for."""
     try:
         found = read_json(RunDir(path).evaluation)
-        keys = [_KEYS.get(name, f"ra_{name}") for name in attacks]
+        keys = [attack_metric(name).key for name in attacks]
         return (
             found["epoch"] == run.epochs
             and all(key in found for key in keys)

@@ -7,33 +7,36 @@ import numpy as np
 from doubly.evaluation.intervals import wilson
 from doubly.evaluation.metrics import Floats, per_class, tail
 from doubly.evaluation.result import EvalResult, number
+from doubly.metric_names import Metric, attack_metric, tail_metric, worst_class_metric
 
 SCHEMA = 2
-KEYS = {"clean": "sa", "pgd": "ra_pgd", "margin": "ra_margin"}
 LEVEL = 0.95
 MOST_CONFUSED = 100  # classes: the matrix of more is megabytes of zeros, and follows from evaluation.npz
 
 
+def metric_of(result: EvalResult, attack: str) -> Metric:
+    """Return the metric of an attack in a result; RA-AA only if all of AutoAttack ran to its end."""
+    return attack_metric("autoattack_in_part" if attack == "autoattack" and not result.whole else attack)
+
+
 def key_of(result: EvalResult, attack: str) -> str:
-    """The field of an accuracy; ra_aa only for the whole of AutoAttack."""
-    if attack == "autoattack":
-        return "ra_aa" if result.whole else "ra_autoattack_in_part"
-    return KEYS.get(attack, f"ra_{attack}")
+    """Return the field of evaluation.json that holds the accuracy under an attack."""
+    return metric_of(result, attack).key
 
 
 def summary(result: EvalResult) -> dict[str, Any]:
     found: dict[str, Any] = {"schema": SCHEMA, "n": result.n, "sa": result.accuracy("clean")}
     intervals: dict[str, Any] = {"level": LEVEL, "sa": _ends(result, "clean", "average")}
     for attack in result.attacks:
-        key = key_of(result, attack)
-        prefix = "ra_tail_30" if attack == "pgd" else f"{key}_tail_30"
+        metric = metric_of(result, attack)
+        key, prefix = metric.key, tail_metric(metric).key
         found |= {key: result.accuracy(attack)}
         if result.tail_share == 0.3:
             value, names = result.tail(attack)
             found |= {prefix: value, f"{prefix}_classes": names}
             intervals[prefix] = _ends(result, attack, "tail")
         name, value = result.worst(attack)
-        found["worst_class" if attack == "pgd" else f"worst_class_{key}"] = {"name": name, key: value}
+        found[worst_class_metric(metric).key] = {"name": name, key: value}
         intervals |= {key: _ends(result, attack, "average"), f"worst_{key}": _ends(result, attack, "worst")}
     value, n = result.worst_case()
     found["ra_worst_case"] = {"value": number(value), "n": n}

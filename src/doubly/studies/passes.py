@@ -3,14 +3,15 @@
 import torch
 
 from doubly.recipes.digits import FAST, METHODS, unsearched
-from doubly.report.run_result import method_label
+from doubly.recipes.methods import LABELS
 from doubly.studies.digits_comparison import cost
+from doubly.text import method_label
 from doubly.training.passes import predicted
 
 
 def markdown() -> str:
     """With the settings of the recipes on digits."""
-    rows = [f"| {method_label(name)} | {' | '.join(both(name))} |" for name in (*METHODS, *FAST)]
+    rows = [f"| {LABELS.get(name) or method_label(name)} | {' | '.join(both(name))} |" for name in (*METHODS, *FAST)]
     return "\n".join(["| method | predicted | counted |", "|---|---|---|", *rows])
 
 
