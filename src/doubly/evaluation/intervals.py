@@ -81,6 +81,30 @@ def bootstrap(
     return _percentile_interval(statistic(correct, y), values, level)
 
 
+def weakest_interval(
+    correct: Bools, y: Ints, statistic: Statistic, classes: Ints | int, resamples: int = 1000
+) -> Interval:
+    """Return a 95 % interval of a statistic that selects the weakest classes, such as the tail accuracy.
+
+    The weakest classes of a sample look weaker than they are, and those of a resample weaker still. The basic bootstrap,
+    which mirrors the distances from the value, corrects for that. The interval is extended where needed to contain
+    Wilson's interval for the samples of the classes that were selected.
+
+    Args:
+        correct: Whether each sample is correct, (n,).
+        y: Labels, (n,).
+        statistic: The statistic, which selects its classes again in each resample.
+        classes: The classes that it selects on the samples as they are.
+        resamples: Number of resamples.
+    """
+    value, low, high = bootstrap(correct, y, statistic, resamples)
+    among = np.isin(y, classes)
+    fixed_low, fixed_high = wilson(int(correct[among].sum()), int(among.sum()))
+    return Interval(
+        value, max(0.0, min(value, 2 * value - high, fixed_low)), min(1.0, max(value, 2 * value - low, fixed_high))
+    )
+
+
 def bootstrap_difference(
     correct_a: Bools,
     correct_b: Bools,

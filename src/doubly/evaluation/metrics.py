@@ -1,7 +1,7 @@
 """Accuracy per class, accuracy of the weakest classes (RA-Tail-30), and the confusion matrix."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -90,6 +90,25 @@ def confusion(predictions: Ints, y: Ints, classes: int) -> npt.NDArray[np.int64]
     _check_lengths(predictions, y)
     pairs = y.astype(np.int64) * classes + predictions
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Return the names, with the class index added where several classes have the same."""
+    taken = {name for name in names if names.count(name) == 1}
+    result = []
+    for index, name in enumerate(names):
+        if names.count(name) > 1:
+            name = f"{name} ({index})"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+        result.append(name)
+    return result
+
+
+def nan_to_none(value: float) -> float | None:
+    """Return None for NaN, which JSON does not have: the accuracy of a class without samples."""
+    return None if math.isnan(value) else float(value)
 
 
 def _classes_with_samples(accuracies: Floats) -> Ints:
