@@ -77,7 +77,9 @@ def save_examples(
     if format == "npz":
         written = write_example_arrays(folder, attacked, y, images.ids)
     else:
-        written = write_example_pictures(folder, gray_levels(quantized(attacked, clean, examples.threat)), y, images.ids)
+        written = write_example_pictures(
+            folder, gray_levels(quantized(attacked, clean, examples.threat)), y, images.ids
+        )
     written = written.to(clean.device)
     return {
         "format": format,

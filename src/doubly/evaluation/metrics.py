@@ -106,6 +106,11 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     return result
 
 
+def extended_names(classes: tuple[str, ...], highest: int) -> tuple[str, ...]:
+    """Return the names of the data's classes, and numbers for further classes that the network predicted."""
+    return (*classes, *(str(label) for label in range(len(classes), highest + 1)))
+
+
 def nan_to_none(value: float) -> float | None:
     """Return None for NaN, which JSON does not have: the accuracy of a class without samples."""
     return None if math.isnan(value) else float(value)

@@ -131,7 +131,9 @@ def _stronger_attacks(
     left = float(_robust(model, x, y, correct, unbounded_attack(attack.threat, x), seed).float().mean())
     n = f"(n = {len(y)})"
     return (
-        _check("more steps", steps, steps > MAX_GAIN, f"five times the steps lower the accuracy by {_points(steps)} {n}"),
+        _check(
+            "more steps", steps, steps > MAX_GAIN, f"five times the steps lower the accuracy by {_points(steps)} {n}"
+        ),
         _check(
             "more restarts",
             restarts,
