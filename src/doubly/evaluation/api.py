@@ -79,7 +79,7 @@ def evaluate(
         None if validation is None else as_images(validation),
         about or {},
     )
-    with join_processes() as communicator, _joined_callbacks(callbacks, communicator) as callback:
+    with join_processes() as communicator, _callback_of_first_process(callbacks, communicator) as callback:
         return run_evaluation(task, communicator, callback)
 
 
@@ -119,7 +119,7 @@ def evaluate_run(
     """
     run, config = load_run(path), config or EvalConfig()
     run = run if root is None else replace(run, data=replace(run.data, root=root))
-    with join_processes() as communicator, _joined_callbacks(callbacks, communicator) as callback:
+    with join_processes() as communicator, _callback_of_first_process(callbacks, communicator) as callback:
         model, info = load_model_and_info(path, which, architecture)
         splits = _load_splits(run, communicator)
         pgd = run.validation.attack if threat is None else reference_pgd(threat)
@@ -180,7 +180,7 @@ def _config(settings: Mapping[str, Any]) -> EvalConfig:
 
 
 @contextmanager
-def _joined_callbacks(callbacks: Iterable[Callback], communicator: Communicator) -> Iterator[Callback]:
+def _callback_of_first_process(callbacks: Iterable[Callback], communicator: Communicator) -> Iterator[Callback]:
     """Yield all callbacks as one, on the first process; the other processes call none."""
     callback = CallbackList(callbacks if communicator.is_first else ())
     try:

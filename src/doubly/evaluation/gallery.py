@@ -1,4 +1,4 @@
-"""The hardest and the easiest images of an evaluation, clean and as PGD attacked them, for the figures of the report."""
+"""The hardest and the easiest images of an evaluation, clean and attacked by PGD, for the figures of the report."""
 
 from dataclasses import dataclass, field
 from typing import Any

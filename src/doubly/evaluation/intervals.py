@@ -86,9 +86,9 @@ def weakest_interval(
 ) -> Interval:
     """Return a 95 % interval of a statistic that selects the weakest classes, such as the tail accuracy.
 
-    The weakest classes of a sample look weaker than they are, and those of a resample weaker still. The basic bootstrap,
-    which mirrors the distances from the value, corrects for that. The interval is extended where needed to contain
-    Wilson's interval for the samples of the classes that were selected.
+    The weakest classes of a sample look weaker than they are, and those of a resample weaker still. The basic
+    bootstrap, which mirrors the distances from the value, corrects for that. The interval is extended where needed to
+    contain Wilson's interval for the samples of the classes that were selected.
 
     Args:
         correct: Whether each sample is correct, (n,).

@@ -252,8 +252,8 @@ def _attacked_images(result: EvalResult) -> Check:
         return Check(name, None, "not measured", "no attack was run")
     bad = checked["outside"] + checked["changed"]
     text = (
-        f"{checked['n']} attacked images: largest |delta| {checked['largest']:.6f} epsilon, {checked['outside']} outside "
-        f"the ball or [0,1]; {checked['changed']} of {checked['asked']} predicted otherwise in another batch"
+        f"{checked['n']} attacked images: largest |delta| {checked['largest']:.6f} epsilon, {checked['outside']} "
+        f"outside the ball or [0,1]; {checked['changed']} of {checked['asked']} predicted otherwise in another batch"
     )
     return _check(name, float(bad), bad > 0, text)
 

@@ -188,7 +188,7 @@ class Driver:
         predicted = self._logits(attacked, labels).argmax(1).cpu()
         wrong = predicted != labels.cpu()
         broken = wrong & inside
-        record = {
+        record: dict[str, Any] = {
             "broken": rows[broken].tolist(),
             "answers": predicted[broken].tolist(),
             "made": len(rows),

@@ -16,7 +16,7 @@ from doubly.evaluation.task import EvalTask, Resources
 
 
 def with_earlier_autoattack(task: EvalTask, resources: Resources) -> EvalTask:
-    """Return the task with AutoAttack if it is not asked for, but already computed for this network and these images."""
+    """Add AutoAttack to a task that does not ask for it, if it is already computed for its network and images."""
     folder, communicator = task.config.output, resources.communicator
     if task.attacks.ensemble is not None or folder is None:
         return task
