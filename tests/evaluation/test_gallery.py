@@ -29,7 +29,7 @@ def test_it_has_the_largest_and_the_smallest_losses_of_all_images():
         random = np.random.default_rng(n)
         for losses in (random.permutation(n) / 7, random.integers(0, 3, n) / 2, np.full(n, 0.5)):
             arrays = arrays_of(losses, chunk_size)
-            falling = sorted(range(n), key=lambda row: (-losses[row], row))  # noqa: B023
+            falling = sorted(range(n), key=lambda row: (-losses[row], row))
             hard, easy = falling[: min(12, (n + 1) // 2)], falling[::-1][: min(12, n // 2)]
             rows = np.array(hard + easy)
             assert len(set(rows)) == len(rows) == min(n, 24)

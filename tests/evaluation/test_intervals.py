@@ -82,11 +82,9 @@ def test_a_difference_resamples_the_same_images_for_both(labels, seed):
         return 0.0
 
     bootstrap_difference(np.arange(len(y)), np.arange(len(y)), y, record, resamples=5, seed=seed)
-    pairs = [
-        pair for pair in zip(drawn[::2], drawn[1::2], strict=True) if not np.array_equal(pair[0], np.arange(len(y)))
-    ]
+    pairs = list(zip(drawn[:10:2], drawn[1:10:2], strict=True))
     assert all(np.array_equal(one, other) and np.array_equal(y[one], y) for one, other in pairs)
-    values = [a[one].mean() - b[other].mean() for one, other in zip(drawn[:10:2], drawn[1:10:2], strict=True)]
+    values = [a[one].mean() - b[other].mean() for one, other in pairs]
     interval = bootstrap_difference(a, b, y, average_accuracy, resamples=5, seed=seed)
     assert (interval.low, interval.high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
 
