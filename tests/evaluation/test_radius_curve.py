@@ -21,7 +21,7 @@ from doubly.threat import L2Ball, LinfBall
 
 
 class Linear(nn.Module):
-    """Predicts 1 where <w, x - 1/2> exceeds 0, so an attack of radius e breaks margins below e |w|, in the dual norm."""
+    """Predicts 1 where <w, x - 1/2> exceeds 0; an attack of radius e breaks margins below e |w|, in the dual norm."""
 
     def __init__(self, weight):
         super().__init__()
