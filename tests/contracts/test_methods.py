@@ -18,7 +18,8 @@ from doubly.attacks import PGD
 from doubly.bilevel import SignStep
 from doubly.methods import METHODS
 from doubly.threat import LinfBall
-from doubly.types import Batch, Method, TrainStep
+from doubly.methods import Method
+from doubly.types import Batch, TrainStep
 
 
 def fields(name):
@@ -62,8 +63,8 @@ COUNTS = torch.tensor([40, 20, 10])  # training images per class, for methods th
 TRAIN_STEP = TrainStep(epoch=1, step=2, progress=0.7, seed=3)
 
 
-def objective(method, model, samples=None, state=None, moment=TRAIN_STEP):
-    return method.objective(model, samples or batch(), method.init(COUNTS) if state is None else state, moment)
+def objective(method, model, samples=None, state=None, step=TRAIN_STEP):
+    return method.objective(model, samples or batch(), method.init(COUNTS) if state is None else state, step)
 
 
 def test_every_method_in_the_folder_is_listed():
@@ -174,13 +175,13 @@ def test_equal_moments_give_equal_objectives(name, values):
     one, other = (objective(method, network()) for _ in range(2))
     assert torch.equal(one.loss, other.loss) and torch.equal(one.sample_losses, other.sample_losses)
     if "attack" in fields(name):
-        assert not torch.equal(one.sample_losses, objective(method, network(), moment=TRAIN_STEP._replace(step=3)).sample_losses)
+        assert not torch.equal(one.sample_losses, objective(method, network(), step=TRAIN_STEP._replace(step=3)).sample_losses)
 
 
 @each_method
 def test_the_order_of_the_samples_does_not_matter(name, values, monkeypatch):
     # Draws belong to positions in the batch, so here all are alike.
-    monkeypatch.setattr("doubly.distributed.collectives.uniform", lambda like, generator: torch.full_like(like, 0.7))
+    monkeypatch.setattr("doubly.seeding.BatchGenerator.uniform", lambda self, like: torch.full_like(like, 0.7))
     method, samples = build(name, values), batch()
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     mixed = Batch(*(part[order] for part in samples))
@@ -203,7 +204,7 @@ def test_the_loss_falls_on_a_tiny_problem(name, values):
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     state, losses = method.init(COUNTS), []
     for step in range(40):
-        found = objective(method, model, state=state, moment=TrainStep(0, step, 0.7))
+        found = objective(method, model, state=state, step=TrainStep(0, step, 0.7))
         optimizer.zero_grad()
         found.loss.backward()
         optimizer.step()
