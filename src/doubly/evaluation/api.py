@@ -144,6 +144,9 @@ def is_evaluated(path: Path, run: Run, attacks: Sequence[str], config: EvalConfi
         run: Its configuration.
         attacks: Names of the attacks that are asked for.
         config: Settings of the evaluation that is asked for.
+
+    Returns:
+        False also if there is no evaluation, or none that can be read.
     """
     try:
         saved = read_json(RunDir(path).evaluation)
@@ -164,11 +167,11 @@ def is_evaluated(path: Path, run: Run, attacks: Sequence[str], config: EvalConfi
         return False
 
 
-def _has_count(n: int, asked: int | None, available: int | None) -> bool:
-    """Return whether `n` images are as many as were asked for; `available` is None in files of older versions."""
+def _has_count(n: int, requested: int | None, available: int | None) -> bool:
+    """Return whether `n` images are as many as requested; `available` is None in files of older versions."""
     if available is None:
-        return asked in (None, n)
-    return n == available if asked is None else n == min(asked, available)
+        return requested in (None, n)
+    return n == available if requested is None else n == min(requested, available)
 
 
 def _config(settings: Mapping[str, Any]) -> EvalConfig:
