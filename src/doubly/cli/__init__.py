@@ -176,7 +176,7 @@ def _read(path: Path) -> Any:
 
 def changed(run: Any, changes: list[str]) -> Any:
     """--set PATH=JSON, or PATH=KIND for a part with its defaults."""
-    from doubly.config.serialize import KINDS, replaced, suggestion
+    from doubly.config.serialize import KINDS, suggestion, with_change
 
     for change in changes:
         path, equals, text = change.partition("=")
@@ -186,7 +186,7 @@ def changed(run: Any, changes: list[str]) -> Any:
             value = text if text in KINDS else json.loads(text)
         except ValueError:
             raise UsageError(f"--set {path}: '{text}' is neither JSON nor a kind{suggestion(text, KINDS)}") from None
-        run = replaced(run, path, value)
+        run = with_change(run, path, value)
     return run
 
 
