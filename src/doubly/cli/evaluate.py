@@ -11,7 +11,8 @@ from rich.progress import Progress
 from doubly.cli.options import parsed, taken
 from doubly.cli.tables import duration, say, show
 from doubly.errors import UsageError
-from doubly.jobs.shards import run_shards, stopping
+from doubly.jobs.shards import run_shards
+from doubly.jobs.signals import interrupt_on_signals
 
 
 def evaluate(arguments: list[str], out: Console, err: Console) -> int:
@@ -20,11 +21,13 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
 
     options, changes = _options(arguments)
     first = started()[0] == 0
-    with stopping():
+    with interrupt_on_signals():
         if options.jobs > 1 and started()[1] > 1:
             raise UsageError("the processes of torchrun share AutoAttack's chunks by themselves: leave out --jobs")
         if options.jobs > 1 and not options.how.sharded:
-            run_shards(arguments, options.jobs, err)
+            words = list(arguments)
+            taken(words, "--jobs")
+            run_shards(words, options.jobs, lambda message: say(err, message))
         with joined(), Progress(*bar_columns(), console=err, disable=not (first and err.is_terminal)) as progress:
             watch = _Watch(err, progress)
             run = _run if options.directory is not None else _own
