@@ -27,8 +27,8 @@ from doubly.attacks.autoattack import STANDARD, AutoAttack, Part
 from doubly.attacks.forward import Plain, compiled
 from doubly.bilevel import SignStep
 from doubly.checkpoints.load import load_model, load_run
+from doubly.data import load_splits
 from doubly.models import NarrowResNet
-from doubly.training.setup import load_splits
 
 IMAGES = 32  # of the page
 Contestant = Callable[[Part, Tensor, Tensor], Tensor]  # attack, images, labels -> who is still answered rightly
@@ -37,7 +37,7 @@ Contestant = Callable[[Part, Tensor, Tensor], Tensor]  # attack, images, labels 
 def from_run(path: Path, root: Path | None) -> tuple[nn.Module, Tensor, Tensor, float]:
     run = load_run(path)
     run = replace(run, data=replace(run.data, root=str(root))) if root else run
-    test = load_splits(run).test
+    test = load_splits(run.data).test
     return load_model(path), test.pixels(slice(None)), test.y, run.validation.attack.threat.radius  # type: ignore[attr-defined]
 
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from doubly import DONE, Batch, LinfBall, TrainStep
 from doubly.bilevel import BarrierStep, Box, SignStep, StepRule
+from doubly.data import load_splits
 from doubly.data.loader import batches
 from doubly.recipes import recipe
 from doubly.schedules import Constant
 from doubly.training.loop import train_run
-from doubly.training.setup import load_splits
 
 EPSILON = 0.15
 RULES: dict[str, StepRule] = {
@@ -46,7 +46,7 @@ def main() -> None:
     torch.set_num_threads(1)
     run = replace(recipe("digits.at"), epochs=40)
     model = train_run(run, None)
-    batch = next(batches(load_splits(run).train, 256, 0, 0))
+    batch = next(batches(load_splits(run.data).train, 256, 0, 0))
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     print("rule                     c      lambda  interior  |term|/|grad|  cos(none, exact)  first order: cos, length")
     for axis, (label, rule) in zip(axes, RULES.items(), strict=True):

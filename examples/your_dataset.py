@@ -1,4 +1,4 @@
-"""A dataset of your own: a table of pixels, an image per line, its label last. What has `load(root)` is a source."""
+"""A dataset of your own: any class with a method `load(root)` that returns `Splits`. Here, a table of pixels."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +15,22 @@ from doubly.data.holdout import holdout
 
 @dataclass(frozen=True)
 class PixelTable:
-    """A CSV file with one gray image per line, row by row, and its label at the end."""
+    """A CSV file with one gray image per line, row by row, and its label in the last column."""
 
     file: str = "digits.csv.gz"
-    """inside the data root"""
+    """the file, inside the data root"""
     levels: int = 16
-    """the value of a white pixel"""
+    """value of a white pixel"""
     test_share: float = 0.2
     """part of each class that is the test set; always the same images"""
 
     def load(self, root: Path | None) -> Splits:
         table = np.loadtxt((root or Path()) / self.file, delimiter=",")
         side = int((table.shape[1] - 1) ** 0.5)
-        pixels = (table[:, :-1] / self.levels).reshape(-1, 1, side, side)  # floats in [0,1], or bytes
-        images = Images.of(pixels, table[:, -1].astype(int))  # names of the classes: a third argument
-        kept, held = holdout(images.y, self.test_share, seed=0)
-        return Splits(train=images.subset(kept), test=images.subset(held))
+        pixels = (table[:, :-1] / self.levels).reshape(-1, 1, side, side)  # floats in [0,1], or uint8
+        images = Images.of(pixels, table[:, -1].astype(int))  # class names are an optional third argument
+        train, test = holdout(images.y, self.test_share, seed=0)
+        return Splits(train=images.subset(train), test=images.subset(test))
 
 
 if __name__ == "__main__":

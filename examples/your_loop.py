@@ -30,7 +30,9 @@ for epoch in range(epochs):
         loss.backward()
         optimizer.step()
     if epoch % 10 == 9:
-        print(f"epoch {epoch + 1}: loss {objective.sample_losses.mean():.3f}, largest weight {objective.weights.max():.2f}")
+        print(
+            f"epoch {epoch + 1}: loss {objective.sample_losses.mean():.3f}, largest weight {objective.weights.max():.2f}"
+        )
 
 result = evaluate(model, (x[1400:], y[1400:]), LinfBall(0.1))
 print(f"accuracy {result.sa:.1%}, under attack {result.ra_pgd:.1%}, weakest classes {result.ra_tail_30:.1%}")

@@ -1,4 +1,4 @@
-"""Your own network on your own tensors, trained with DONE and measured under attack: five lines."""
+"""Your own network on your own tensors: trained with DONE, and evaluated under attack, in five lines."""
 
 import torch
 from sklearn.datasets import load_digits

@@ -14,12 +14,17 @@ from PIL import Image
 
 import doubly.data
 from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Augmentation, DataSource, ImageFolder, Imbalance
-from doubly.data.published import PUBLISHED
+from doubly.data.download.published import PUBLISHED
 from doubly.errors import UsageError
+from doubly.seeding import BatchGenerator
 
 WRITE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "originals.py")))
 FIELDS = {"folder": ImageFolder("folder")}  # where the defaults name no files
 TABLES = {"load": (DATASETS, DataSource), "keep": (IMBALANCES, Imbalance), "__call__": (AUGMENTATIONS, Augmentation)}
+
+
+def numbers(seed):
+    return BatchGenerator(torch.Generator().manual_seed(seed))
 
 
 def is_value(thing):
@@ -29,8 +34,8 @@ def is_value(thing):
 @pytest.mark.parametrize("method", TABLES)
 def test_every_value_in_the_folder_is_listed(method):
     found = set()
-    for module in pkgutil.iter_modules(doubly.data.__path__):
-        for _, thing in inspect.getmembers(importlib.import_module(f"doubly.data.{module.name}"), inspect.isclass):
+    for module in pkgutil.walk_packages(doubly.data.__path__, "doubly.data."):
+        for _, thing in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if is_value(thing) and method in vars(thing) and thing.__module__.startswith("doubly.data"):
                 found.add(thing)
     table, protocol = TABLES[method]
@@ -67,7 +72,7 @@ def write_everything(folder):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Small files of every dataset, in its original format."""
+    """A folder with small files of every dataset, in its original format."""
     folder = tmp_path_factory.mktemp("originals")
     write_everything(folder)
     return folder
@@ -77,12 +82,12 @@ def root(tmp_path_factory):
 def test_dataset(name, root):
     source = FIELDS.get(name, DATASETS[name]())
     splits, again = source.load(root), source.load(root)
-    for images, same in ((splits.train, again.train), (splits.test, again.test)):
+    for images, other in ((splits.train, again.train), (splits.test, again.test)):
         assert images.x.dtype is torch.uint8 and images.x.ndim == 4
         assert images.y.dtype is torch.int64 and images.y.shape == images.ids.shape == (len(images.x),)
         assert images.counts().shape == (len(images.classes),) and images.counts().sum() == len(images)
-        assert images.sha256() == same.sha256()
-        assert torch.equal(images.ids, same.ids) and len(images.ids.unique()) == len(images)
+        assert images.sha256() == other.sha256()
+        assert torch.equal(images.ids, other.ids) and len(images.ids.unique()) == len(images)
     assert splits.train.sha256() != splits.test.sha256()
     assert bool(splits.note) is (name in PUBLISHED)  # so few images are never the published set
     _, std = splits.train.channel_statistics()
@@ -98,18 +103,18 @@ def test_a_dataset_that_is_not_there_says_how_to_get_it(name, tmp_path):
 def test_what_changes_nothing():
     y, x = torch.tensor([2, 0, 1, 2]), torch.rand(4, 1, 3, 3)
     assert torch.equal(IMBALANCES["balanced"]().keep(y, 3), torch.arange(4))
-    assert torch.equal(AUGMENTATIONS["unchanged"]()(x, torch.Generator().manual_seed(0)), x)
+    assert torch.equal(AUGMENTATIONS["unchanged"]()(x, numbers(0)), x)
 
 
-@pytest.mark.parametrize("name", sorted(IMBALANCES.keys() - {"balanced", "kept"}))
+@pytest.mark.parametrize("name", sorted(IMBALANCES.keys() - {"balanced", "selected"}))
 def test_imbalance(name):
     y = torch.arange(10).repeat_interleave(100)[torch.randperm(1000, generator=torch.Generator().manual_seed(0))]
-    kept = IMBALANCES[name](ratio=0.2).keep(y, 10)
-    assert torch.equal(kept, kept.unique())
-    counts = torch.bincount(y[kept], minlength=10)
+    indices = IMBALANCES[name](ratio=0.2).keep(y, 10)
+    assert torch.equal(indices, indices.unique())
+    counts = torch.bincount(y[indices], minlength=10)
     assert counts[0] == 20 and counts[-1] == 100 and (counts.diff() >= 0).all()
-    assert torch.equal(kept, IMBALANCES[name](ratio=0.2).keep(y, 10))
-    assert not torch.equal(kept, IMBALANCES[name](ratio=0.2, seed=1).keep(y, 10))
+    assert torch.equal(indices, IMBALANCES[name](ratio=0.2).keep(y, 10))
+    assert not torch.equal(indices, IMBALANCES[name](ratio=0.2, seed=1).keep(y, 10))
     assert torch.equal(IMBALANCES[name](ratio=1.0).keep(y, 10), torch.arange(1000))
 
 
@@ -117,10 +122,10 @@ def test_imbalance(name):
 def test_augmentation(name):
     x, before = torch.rand(16, 3, 9, 11), torch.get_rng_state()
     original = x.clone()
-    augmented = AUGMENTATIONS[name]()(x, torch.Generator().manual_seed(0))
+    augmented = AUGMENTATIONS[name]()(x, numbers(0))
     assert augmented.shape == x.shape and augmented.dtype is x.dtype
     assert augmented.min() >= 0 and augmented.max() <= 1
     assert not torch.equal(augmented, x)
     assert torch.equal(x, original) and torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(augmented, AUGMENTATIONS[name]()(x, torch.Generator().manual_seed(0)))
-    assert not torch.equal(augmented, AUGMENTATIONS[name]()(x, torch.Generator().manual_seed(1)))
+    assert torch.equal(augmented, AUGMENTATIONS[name]()(x, numbers(0)))
+    assert not torch.equal(augmented, AUGMENTATIONS[name]()(x, numbers(1)))

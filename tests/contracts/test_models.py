@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import doubly.models
-from doubly.models import MODELS, Model, Model, Normalize
+from doubly.models import MODELS, Model, Normalize
 
 SMALL = {"wide_resnet": {"depth": 10, "widen": 1}}
 STATISTICS = {1: ((0.3,), (0.4,)), 3: ((0.3, 0.4, 0.5), (0.2, 0.3, 0.4))}
@@ -51,7 +51,7 @@ def test_any_size_gives_finite_logits(name, channels, classes):
 
 
 @each_model
-def test_normalises_first_and_stores_it(name):
+def test_normalizes_first_and_stores_it(name):
     network = build(name)
     layers = list(network.children())
     assert isinstance(layers[0], Normalize)

@@ -1,4 +1,4 @@
-"""Small datasets in the formats in which they were published. A part is (x, y): x (N, C, H, W) bytes, y from 0."""
+"""Writers of small datasets in their original formats. A part is (x, y): uint8 x (N, C, H, W), y from 0."""
 
 import csv
 import gzip
@@ -23,8 +23,20 @@ class Frame(NamedTuple):
     number: int = 0
 
 
+def part(seed, n, shape=(3, 32, 32), classes=10):
+    """Random images, so that no two axes look alike; the labels begin with the lowest and the highest."""
+    random = np.random.default_rng(seed)
+    y = random.integers(classes, size=n)
+    y[:2] = 0, classes - 1
+    return random.integers(256, size=(n, *shape), dtype=np.uint8), y
+
+
+def sign(seed, label, track=0, number=0, size=(32, 32)):
+    return Frame(np.random.default_rng(seed).integers(256, size=(3, *size), dtype=np.uint8), label, track, number)
+
+
 def opcodes(value):
-    """What Python 2 wrote for it at protocol 2; bytes are its strings."""
+    """Return the pickle opcodes that Python 2 wrote for a value at protocol 2; bytes are its strings."""
     match value:
         case dict():
             return b"}(" + b"".join(opcodes(part) for pair in value.items() for part in pair) + b"u"
@@ -45,19 +57,19 @@ def opcodes(value):
 
 
 def array(shape, code, raw, dtype_state=(3, b"|", None, None, None, -1, -1, 0)):
-    """numpy's way of 2009; `raw` are the opcodes of its content."""
-    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + opcodes((0,)) + opcodes(b"b") + b"\x87R"
+    """Return the opcodes of an array as numpy wrote it in 2009; `raw` are the opcodes of its content."""
+    head = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + opcodes((0,)) + opcodes(b"b") + b"\x87R"
     dtype = b"cnumpy\ndtype\n" + opcodes((code, 0, 1)) + b"R" + opcodes(dtype_state) + b"b"
-    return made + b"(" + opcodes(1) + opcodes(tuple(shape)) + dtype + b"\x89" + raw + b"tb"
+    return head + b"(" + opcodes(1) + opcodes(tuple(shape)) + dtype + b"\x89" + raw + b"tb"
 
 
 def pickled(value):
     return b"\x80\x02" + opcodes(value) + b"."
 
 
-def cifar_batch(path, part, said, labels=b"labels", **more):
+def cifar_batch(path, part, title, labels=b"labels", **more):
     x, y = part
-    batch = {b"batch_label": said, labels: [int(k) for k in y], b"data": x.reshape(len(x), -1)}
+    batch = {b"batch_label": title, labels: [int(k) for k in y], b"data": x.reshape(len(x), -1)}
     path.write_bytes(pickled(batch | {key.encode(): value for key, value in more.items()}))
 
 
@@ -80,9 +92,9 @@ def cifar10_binary(root, batches, test, names=THINGS):
 
 def cifar100_python(root, train, test, names=FINE):
     folder = _folder(root, "cifar-100-python")
-    for name, part, said in (("train", train, b"training batch 1 of 1"), ("test", test, b"testing batch 1 of 1")):
+    for name, part, title in (("train", train, b"training batch 1 of 1"), ("test", test, b"testing batch 1 of 1")):
         coarse = [int(k) // 5 for k in part[1]]
-        cifar_batch(folder / name, part, said, b"fine_labels", coarse_labels=coarse, filenames=[b"c"])
+        cifar_batch(folder / name, part, title, b"fine_labels", coarse_labels=coarse, filenames=[b"c"])
     meta = {b"fine_label_names": names, b"coarse_label_names": COARSE}
     (folder / "meta").write_bytes(pickled({key: [name.encode() for name in value] for key, value in meta.items()}))
 
@@ -113,12 +125,12 @@ def stl10(root, train, test, names=None):
 
 
 def gtsrb_original(root, train, test):
-    """PPM images and semicolons; the test labels come in an archive of their own."""
+    """Write PPM images and tables with semicolons; the test labels come in a separate archive."""
     folder = _folder(root, "gtsrb/GTSRB/Final_Training/Images")
     for label in range(43):
-        mine = [frame for frame in train if frame.label == label]
-        names = [f"{frame.track:05d}_{frame.number:05d}.ppm" for frame in mine]
-        _signs(folder / f"{label:05d}", f"GT-{label:05d}.csv", mine, names)
+        frames = [frame for frame in train if frame.label == label]
+        names = [f"{frame.track:05d}_{frame.number:05d}.ppm" for frame in frames]
+        _signs(folder / f"{label:05d}", f"GT-{label:05d}.csv", frames, names)
     names = [f"{number:05d}.ppm" for number in range(len(test))]
     images = _folder(root, "gtsrb/GTSRB/Final_Test/Images")
     _signs(images, "GT-final_test.csv", test, names)
@@ -126,7 +138,7 @@ def gtsrb_original(root, train, test):
 
 
 def gtsrb_mirror(root, train, test):
-    """PNG images and two tables, as passed on by others."""
+    """Write PNG images and two tables, as mirrors of the dataset have them."""
     folder = _folder(root, "gtsrb")
     paths = [f"Train/{f.label}/{f.label:05d}_{f.track:05d}_{f.number:05d}.png" for f in train]
     for name, frames, places in (
@@ -141,8 +153,8 @@ def gtsrb_mirror(root, train, test):
 
 def mnist(root, train, test, zipped=True, folder="mnist"):
     for name, (x, y) in (("train", train), ("t10k", test)):
-        for what, values in (("images-idx3", x[:, 0]), ("labels-idx1", y)):
-            path = _folder(root, folder) / f"{name}-{what}-ubyte{'.gz' if zipped else ''}"
+        for kind, values in (("images-idx3", x[:, 0]), ("labels-idx1", y)):
+            path = _folder(root, folder) / f"{name}-{kind}-ubyte{'.gz' if zipped else ''}"
             path.write_bytes(gzip.compress(idx(values), mtime=0) if zipped else idx(values))
 
 
@@ -172,7 +184,7 @@ def _signs(folder, table, frames, names):
 
 
 def _table(path, frames, names, column, last, delimiter):
-    """The authors put the file's name first, the mirrors last."""
+    """Write a table of images; the name of the file is the first column of the authors, the last of mirrors."""
     measures = ["Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId"]
     with path.open("w", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter)

@@ -1,14 +1,13 @@
 import pytest
 import torch
 
-from doubly.data import Images, PadCropFlip
+from doubly.data import Augmentation, Images, PadCropFlip
 from doubly.data.loader import batches, steps_per_epoch
-from doubly.distributed import collectives as parallel
 from doubly.errors import UsageError
 
 
 def numbered(n=23, classes=3):
-    """Image i is filled with i, so that a batch shows which rows it took."""
+    """Image i is filled with i, so that a batch shows which rows it has."""
     x = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).expand(n, 1, 4, 4)
     return Images(
         x.contiguous(), torch.arange(n) % classes, tuple(str(k) for k in range(classes)), torch.arange(n) + 100
@@ -19,6 +18,9 @@ def equal(one, other):
     return len(one) == len(other) and all(
         torch.equal(a, b) for p, q in zip(one, other, strict=True) for a, b in zip(p, q, strict=True)
     )
+
+
+PROBABILITIES = (None, torch.tensor([0.2, 0.3, 0.5]))
 
 
 def test_one_epoch_shows_each_image_once_and_keeps_the_last_batch():
@@ -35,12 +37,6 @@ def test_one_epoch_shows_each_image_once_and_keeps_the_last_batch():
         assert torch.equal(batch.y, (batch.ids - 100) % 3)
 
 
-def test_floats_pass_through():
-    images = Images.of(torch.rand(4, 1, 2, 2), [0, 1, 0, 1])
-    (batch,) = batches(images, 8, seed=0, epoch=0)
-    assert torch.equal(batch.x, images.x[batch.ids])
-
-
 def test_the_order_follows_from_seed_and_epoch():
     def ids(seed, epoch):
         return torch.cat([batch.ids for batch in batches(numbered(), 5, seed, epoch)]).tolist()
@@ -49,27 +45,40 @@ def test_the_order_follows_from_seed_and_epoch():
     assert len({tuple(ids(seed, epoch)) for seed in range(2) for epoch in range(3)}) == 6
 
 
-@pytest.mark.parametrize("probabilities", [None, torch.tensor([0.2, 0.3, 0.5])])
-def test_a_resume_gives_what_was_left(probabilities):
-    options = {"augment": PadCropFlip(1), "probabilities": probabilities}
-    whole = list(batches(numbered(), 5, 0, 2, **options))
-    for start in range(7):
-        assert equal(list(batches(numbered(), 5, 0, 2, start=start, **options)), whole[start:])
+def test_a_later_start_gives_the_remaining_batches():
+    for probabilities in PROBABILITIES:
+        options = {"augment": PadCropFlip(1), "probabilities": probabilities}
+        epoch = list(batches(numbered(), 5, 0, 2, **options))
+        for start in range(7):
+            assert equal(list(batches(numbered(), 5, 0, 2, start=start, **options)), epoch[start:])
 
 
-def test_augmentation_changes_from_step_to_step():
-    same = Images.of(torch.rand(1, 1, 6, 6).expand(8, 1, 6, 6), [0] * 8)
-    first, second = batches(same, 4, 0, 0, augment=PadCropFlip(2))
-    assert not torch.equal(first.x, second.x)
+def test_augmentation_changes_from_step_to_step_and_gets_stored_pixels_if_it_moves_them():
+    equal_images = Images.of(torch.rand(1, 1, 6, 6).expand(8, 1, 6, 6), [0] * 8)
+    one, other = batches(equal_images, 4, 0, 0, augment=PadCropFlip(2))
+    assert not torch.equal(one.x, other.x)
+
+    class Recorder(Augmentation):
+        def __call__(self, x, generator):
+            types.append(x.dtype)
+            return x
+
+    types = []
+    for moves in (False, True):
+        Recorder.moves_pixels = moves
+        (batch,) = batches(numbered(), 23, 0, 0, augment=Recorder())
+        assert torch.equal(batch.x[:, 0, 0, 0], (batch.ids - 100).float() / 255)
+    assert types == [torch.float32, torch.uint8]
 
 
-def test_channels_last():
+def test_channels_last_changes_the_memory_format_alone():
     images = Images.of(torch.rand(4, 3, 5, 5), [0, 1, 0, 1])
     for augment in (None, PadCropFlip(1)):
         (plain,) = batches(images, 4, 0, 0, augment=augment)
         (last,) = batches(images, 4, 0, 0, augment=augment, channels_last=True)
         assert last.x.is_contiguous(memory_format=torch.channels_last) and plain.x.is_contiguous()
         assert torch.equal(last.x, plain.x)
+        assert augment is not None or torch.equal(plain.x, images.x[plain.ids])  # floats are not scaled
 
 
 def test_probabilities_choose_the_class_and_then_any_image():
@@ -80,54 +89,45 @@ def test_probabilities_choose_the_class_and_then_any_image():
     assert torch.bincount(y, minlength=3)[0] == 0
     assert (y == 1).float().mean().item() == pytest.approx(0.5, abs=0.04)
     assert torch.equal(images.y[ids], y)
-    drawn = torch.bincount(ids[y == 2] - 2990)
-    assert len(drawn) == 10 and drawn.min() > 90 and drawn.max() < 220  # 150 each
+    counts = torch.bincount(ids[y == 2] - 2990)
+    assert len(counts) == 10 and counts.min() > 90 and counts.max() < 220  # 150 each
     assert len(ids[y == 1].unique()) == 90
 
 
-@pytest.mark.parametrize(
-    ("chances", "text"), [([0.5, 0.5], "3 class probabilities"), ([0.2, 0.3, 0.5], "without images")]
-)
-def test_refuses_probabilities(chances, text):
-    images = numbered(9).subset([0, 1, 3, 4])
-    with pytest.raises(UsageError, match=text):
-        batches(images, 2, 0, 0, probabilities=torch.tensor(chances))
+def test_the_parts_of_two_processes_are_the_global_batches():
+    for n in (24, 23, 21, 20, 1):
+        for probabilities in PROBABILITIES if n >= 3 else (None,):
+            images = numbered(max(n, 3)).subset(range(n))
+            options = {"augment": PadCropFlip(1), "probabilities": probabilities}
+            single = list(batches(images, 4, 0, 0, **options))
+            ranks = [list(batches(images, 4, 0, 0, rank=rank, world_size=2, **options)) for rank in range(2)]
+            assert len(ranks[0]) == len(ranks[1]) == steps_per_epoch(n, 4, world_size=2)
+            for step, (left, right) in enumerate(zip(*ranks, strict=True)):
+                assert len(left.y) == len(right.y) > 0
+                joined = [torch.cat(parts) for parts in zip(left, right, strict=True)]
+                assert torch.equal(joined[2], single[step].ids[: len(joined[2])])
+                if len(joined[2]) == len(single[step].ids):
+                    assert equal([joined], [single[step]])
+            assert sum(len(batch.y) for rank in ranks for batch in rank) == n - n % 2
 
 
-@pytest.mark.parametrize("n", [24, 23, 21, 20, 1])
-@pytest.mark.parametrize("probabilities", [None, torch.tensor([0.2, 0.3, 0.5])])
-def test_ranks_together_see_the_global_batches(monkeypatch, n, probabilities):
-    images, options = numbered(max(n, 3)).subset(range(n)), {"augment": PadCropFlip(1)}
-    if n >= 3:
-        options["probabilities"] = probabilities
-    single = list(batches(images, 4, 0, 0, **options))
-    ranks = []
-    for rank in range(2):
-        monkeypatch.setattr(parallel, "processes", lambda rank=rank: (rank, 2))
-        ranks.append(list(batches(images, 4, 0, 0, **options)))
-        assert len(ranks[-1]) == steps_per_epoch(n, 4)
-    for step, (left, right) in enumerate(zip(*ranks, strict=True)):
-        assert len(left.y) == len(right.y) > 0
-        joined = [torch.cat(parts) for parts in zip(left, right, strict=True)]
-        assert torch.equal(joined[2], single[step].ids[: len(joined[2])])
-        if len(joined[2]) == len(single[step].ids):
-            assert equal([joined], [single[step]])
-    assert sum(len(batch.y) for rank in ranks for batch in rank) == n - n % 2
-
-
-def test_a_batch_that_cannot_be_shared_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(parallel, "processes", lambda: (0, 2))
-    with pytest.raises(UsageError, match="multiple of 2"):
-        batches(numbered(), 5, 0, 0)
-    with pytest.raises(UsageError, match="global batch of 0"):
-        batches(numbered(), 0, 0, 0)
-
-
-def test_one_left_over_sample_is_no_batch_and_is_another_one_each_epoch():
+def test_one_left_over_image_is_no_batch_and_is_another_one_each_epoch():
     images = numbered(9)
-    first, second = (torch.cat([batch.ids for batch in batches(images, 4, 0, epoch)]) for epoch in (0, 1))
-    assert len(first) == len(second) == 8 == 4 * steps_per_epoch(9, 4)
-    everything = set(images.ids.tolist())
-    assert everything - set(first.tolist()) != everything - set(second.tolist())
+    one, other = (torch.cat([batch.ids for batch in batches(images, 4, 0, epoch)]) for epoch in (0, 1))
+    assert len(one) == len(other) == 8 == 4 * steps_per_epoch(9, 4)
+    all_ids = set(images.ids.tolist())
+    assert all_ids - set(one.tolist()) != all_ids - set(other.tolist())
     assert [len(batch.y) for batch in batches(numbered(10), 4, 0, 0)] == [4, 4, 2]
     assert [len(batch.y) for batch in batches(numbered(3).subset([0]), 4, 0, 0)] == [1]
+
+
+def test_batches_and_probabilities_that_are_refused_at_once():
+    fewer = numbered(9).subset([0, 1, 3, 4])  # without class 2
+    for call, message in (
+        (lambda: batches(numbered(), 5, 0, 0, world_size=2), "global batch of 5 .* multiple of 2"),
+        (lambda: batches(numbered(), 0, 0, 0), "global batch of 0"),
+        (lambda: batches(fewer, 2, 0, 0, probabilities=torch.tensor([0.5, 0.5])), "3 class probabilities"),
+        (lambda: batches(fewer, 2, 0, 0, probabilities=torch.tensor([0.2, 0.3, 0.5])), "without images"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            call()

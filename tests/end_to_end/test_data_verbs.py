@@ -17,10 +17,10 @@ from PIL import Image
 
 from doubly.checkpoints.load import load_run
 from doubly.cli.data import VERBS
-from doubly.data import Digits, ExponentialImbalance, StepImbalance
-from doubly.data.files import md5
-from doubly.data.published import PUBLISHED
-from doubly.training.setup import load_splits, prepare
+from doubly.data import Digits, ExponentialImbalance, StepImbalance, load_splits
+from doubly.data.download.dataset_files import md5
+from doubly.data.download.published import PUBLISHED
+from doubly.training.setup import prepare
 
 write = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "originals.py")))
 QUICK = [
@@ -223,7 +223,7 @@ def weights(output):
 def trained_on(output):
     """The ids of the images that a run is trained on, and of its validation."""
     run = load_run(Path(output))
-    found = prepare(run, load_splits(run), torch.device("cpu"))
+    found = prepare(run, load_splits(run.data), torch.device("cpu"))
     return set(found.train.ids.tolist()), set(found.validation.ids.tolist())
 
 
@@ -237,20 +237,20 @@ def kept(here):
 
 def test_a_run_on_the_kept_images_is_the_run_on_the_imbalance(here, kept):
     file, ids = kept
-    train(here, "a", {"kind": "imbalance.kept", "file": file})
+    train(here, "a", {"kind": "imbalance.selected", "file": file})
     train(here, "b", {"kind": "imbalance.exponential", "ratio": 0.2, "seed": 1})
     train(here, "c", {"kind": "imbalance.exponential", "ratio": 0.2, "seed": 2})
     assert trained_on("a")[0] == trained_on("b")[0] == ids
     assert weights("a") == weights("b") != weights("c")
     config = json.loads(Path("a/config.json").read_text())
-    assert config["data"]["imbalance"] == {"kind": "imbalance.kept", "file": file}
+    assert config["data"]["imbalance"] == {"kind": "imbalance.selected", "file": file}
     code, out, _ = here("data", "inspect", "digits.at", "--output", "sheet.png")
     assert code == 0 and rows(out)["all"][0] == 1437  # the recipe itself is as it was
 
 
 def test_kept_images_that_are_held_out_are_not_trained_on(here, kept):
     file, ids = kept
-    train(here, "a", {"kind": "imbalance.kept", "file": file}, "--data.holdout", "0.2")
+    train(here, "a", {"kind": "imbalance.selected", "file": file}, "--data.holdout", "0.2")
     train(here, "all", {"kind": "imbalance.balanced"}, "--data.holdout", "0.2")
     mine, validation = trained_on("a")
     not_held, probe_of_all = trained_on("all")
@@ -261,7 +261,7 @@ def test_kept_images_that_are_held_out_are_not_trained_on(here, kept):
     found = json.loads(Path(file).read_text())
     found["kept"] = {name: [i for i in part if i in not_held] for name, part in found["kept"].items()}
     Path("rest.json").write_text(json.dumps(found))
-    train(here, "b", {"kind": "imbalance.kept", "file": "rest.json"}, "--data.holdout", "0.2")
+    train(here, "b", {"kind": "imbalance.selected", "file": "rest.json"}, "--data.holdout", "0.2")
     assert weights("a") == weights("b") != weights("all")
 
 
@@ -296,8 +296,8 @@ def no_numbers(found):
         (other_size, "was made for other data"),
         (fewer_classes, "was made for other data"),
         (empty_class, "leaves no image of class 9"),
-        (no_list, "names no kept images"),
-        (no_numbers, "names no kept images"),
+        (no_list, "lists no selected images"),
+        (no_numbers, "lists no selected images"),
     ],
 )
 def test_a_file_of_kept_images_that_does_not_fit(here, tmp_path, kept, spoil, said):
@@ -305,16 +305,16 @@ def test_a_file_of_kept_images_that_does_not_fit(here, tmp_path, kept, spoil, sa
     spoil(found)
     Path("spoilt.json").write_text(json.dumps(found))
     before = files(tmp_path)
-    change = 'data.imbalance={"kind": "imbalance.kept", "file": "spoilt.json"}'
+    change = 'data.imbalance={"kind": "imbalance.selected", "file": "spoilt.json"}'
     code, _, err = here("train", "digits.at", *QUICK, "--set", change, "--output", "run")
     assert code == 2 and f"spoilt.json {said}" in one_sentence(err)
     assert files(tmp_path) - {"run/.lock"} == before
 
 
 def test_a_file_of_kept_images_that_is_missing(here, tmp_path):
-    change = 'data.imbalance={"kind": "imbalance.kept", "file": "nowhere.json"}'
+    change = 'data.imbalance={"kind": "imbalance.selected", "file": "nowhere.json"}'
     code, _, err = here("train", "digits.at", *QUICK, "--set", change, "--output", "run")
-    assert code == 2 and "there is no file nowhere.json of kept images" in one_sentence(err)
+    assert code == 2 and "there is no file nowhere.json of selected images" in one_sentence(err)
     assert files(tmp_path) <= {"run/.lock"}
 
 

@@ -26,7 +26,7 @@ def test_a_small_recipe_trains_resumes_and_evaluates(dataset, real_data, tmp_pat
     kept, whole, cut = tmp_path / "few.json", tmp_path / "whole", tmp_path / "cut"
     kept.write_text(json.dumps({"n": len(train), "kept": few}))
     changes = [
-        *("--set", f'data.imbalance={{"kind": "imbalance.kept", "file": "{kept}"}}'),
+        *("--set", f'data.imbalance={{"kind": "imbalance.selected", "file": "{kept}"}}'),
         *("--data-root", str(real_data), "--data.test-per-class", "2", "--epochs", "2", "--batch", "8"),
         *("--method.attack.steps", "1", "--validation.attack.steps", "1", "--model.width", "4"),
         *("--threads", "1", "--device", "cpu", "--channels-last", "no"),

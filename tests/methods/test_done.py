@@ -20,6 +20,7 @@ from doubly.bilevel import (
     SignStep,
     cid_first_order,
 )
+from doubly.data import load_splits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, LogitMargin, MartLoss, TradesLoss
 from doubly.methods import AT, DONE
@@ -27,7 +28,6 @@ from doubly.recipes import recipe
 from doubly.schedules import Constant, Piecewise
 from doubly.threat import L2Ball, LinfBall
 from doubly.training.loop import train_run
-from doubly.training.setup import load_splits
 from doubly.types import Batch, TrainStep
 
 THREAT = LinfBall(0.2, barrier=1e-2)
@@ -387,7 +387,7 @@ def test_first_order_repeats_the_draws_of_dropout():
 def trained():
     run = recipe("digits.imbalanced.at")
     run = dataclasses.replace(run, epochs=10, validation=dataclasses.replace(run.validation, every=100, size=50))
-    splits = load_splits(run)
+    splits = load_splits(run.data)
     return train_run(run, None, splits=splits), splits.train
 
 

@@ -9,7 +9,7 @@ from doubly.models import SmallCNN
 def test_learns_digits_in_a_few_epochs():
     splits = Digits().load()
     torch.manual_seed(0)
-    network = SmallCNN().build(1, 10, *splits.train.channel_statistics())
+    network = SmallCNN(16).build(1, 10, *splits.train.channel_statistics())
     optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
     for epoch in range(6):
         for batch in batches(splits.train, 64, seed=0, epoch=epoch):
@@ -21,7 +21,7 @@ def test_learns_digits_in_a_few_epochs():
     assert right.float().mean() > 0.95
 
 
-def test_where_a_stroke_lies_counts():
+def test_the_position_of_a_stroke_changes_the_logits():
     torch.manual_seed(0)
     network = SmallCNN().build(1, 10, (0.1,), (0.3,))
     x = torch.zeros(2, 1, 28, 28)

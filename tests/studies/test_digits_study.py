@@ -11,7 +11,7 @@ from rich.console import Console
 
 from doubly.checkpoints.load import load_run
 from doubly.cli import main
-from doubly.data import Digits
+from doubly.data import Digits, load_splits
 from doubly.evaluation.intervals import bootstrap_difference
 from doubly.jobs.search import Search, with_changes
 from doubly.methods import AT
@@ -20,7 +20,7 @@ from doubly.report.study import study_markdown
 from doubly.rundir import RunDir, read_json, read_metrics
 from doubly.studies import digits_study as study_module
 from doubly.studies.digits_study import COMPARED, FOLDS, SHORT, SHORT_DONE, SHORT_PLAIN, Arm, arms, searches, study
-from doubly.training.setup import load_splits, prepare
+from doubly.training.setup import prepare
 
 RECIPES = [f"digits.{prefix}{method}" for prefix in ("imbalanced.", "") for method in COMPARED]
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_the_folds_of_every_row_test_each_image_once_and_train_on_all_others(tmp
         jobs = arm.jobs(tmp_path)
         assert [job.run.seed for job in jobs] == list(range(FOLDS)) and all(job.measure for job in jobs)
         assert {job.run.data.holdout for job in jobs} == {0.0}
-    splits = [load_splits(job.run) for job in rows[0].jobs(tmp_path)]
+    splits = [load_splits(job.run.data) for job in rows[0].jobs(tmp_path)]
     tested = [position for split in splits for position in split.test.ids.tolist()]
     assert sorted(tested) == list(range(1797))
     assert all(sorted(split.train.ids.tolist() + split.test.ids.tolist()) == list(range(1797)) for split in splits)

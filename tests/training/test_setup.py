@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from doubly.config import Data, Run, Validation
-from doubly.data import Digits, Images, Splits, StepImbalance
+from doubly.data import Digits, Images, Splits, StepImbalance, load_splits
 from doubly.errors import UsageError
 from doubly.methods import Standard
 from doubly.models import SmallCNN
 from doubly.recipes import recipe
-from doubly.training.setup import build_model, chosen_device, faster_channels_last, load_splits, prepare
+from doubly.training.setup import build_model, chosen_device, faster_channels_last, prepare
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def test_the_holdout_chooses_and_is_never_trained_on(digits):
 
 
 def test_the_first_images_of_each_class_can_be_the_test_set(digits):
-    splits = load_splits(run(test_per_class=30))
+    splits = load_splits(run(test_per_class=30).data)
     assert torch.equal(splits.train.ids, digits.train.ids)
     first = [digits.test.ids[digits.test.y == label][:30] for label in range(10)]
     assert torch.equal(splits.test.ids, torch.cat(first).sort().values)  # in the order of the whole test set
@@ -99,18 +99,18 @@ def test_the_root_is_handed_to_the_source(tmp_path):
 
     seen = []
     for root in (None, str(tmp_path)):
-        load_splits(Run(Data(Source(), root=root), SmallCNN(), Standard()))
+        load_splits(Data(Source(), root=root))
     assert seen == [None, Path(tmp_path)]
 
 
 def test_so_many_training_images_are_in_the_proportions_of_the_classes_and_noted(digits):
-    splits = load_splits(run(train_images=200, test_per_class=5))
+    splits = load_splits(run(train_images=200, test_per_class=5).data)
     assert len(splits.train) == 200 and ids(splits.train) < ids(digits.train)
     share = 200 * digits.train.counts() / len(digits.train)
     assert (splits.train.counts() - share).abs().max() <= 1
     assert "trained on 200 of 1,437 images" in splits.note and "first 5 images of each class, 50 in all" in splits.note
-    assert torch.equal(load_splits(run(train_images=200)).train.ids, splits.train.ids)
-    assert load_splits(run(train_images=10**6)).note == ""
+    assert torch.equal(load_splits(run(train_images=200).data).train.ids, splits.train.ids)
+    assert load_splits(run(train_images=10**6).data).note == ""
 
 
 def test_the_weights_follow_from_the_seed_alone(digits):

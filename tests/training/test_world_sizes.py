@@ -21,7 +21,7 @@ from doubly.bilevel import BarrierStep, NormalizedStep, SignStep
 from doubly.config.run import SGD, Data, Run, Validation
 from doubly.config.user_code import GivenData, GivenModel
 from doubly.data import Images, Splits
-from doubly.data.augment import PadCropFlip
+from doubly.data.augmentation import PadCropFlip
 from doubly.errors import Interrupted, UsageError
 from doubly.losses import TradesLoss
 from doubly.methods import AWP, CFOL, FAT, FRL, GAIRAT, MAIL, MART, METHODS, TRADES, WMMR, FastATGA, FastBAT, Standard

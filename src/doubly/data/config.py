@@ -18,7 +18,7 @@ class Data:
     """which training images are kept; the test images never change"""
     holdout: float = 0.0
     """share of the training images held out, class by class and before any imbalance, to choose the best epoch and
-    hyper-parameters by; 0 trains on all"""
+    hyperparameters by; 0 trains on all"""
     split: int = 0
     """decides which images are held out; the same for every seed and method"""
     train_images: int | None = None

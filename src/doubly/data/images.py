@@ -110,7 +110,14 @@ class Images:
         return len(self.y)
 
     def subset(self, indices: Tensor | NDArray[Any] | Sequence[int]) -> "Images":
-        """Return the images at these positions, in this order, or those where a boolean mask is true."""
+        """Select images.
+
+        Args:
+            indices: Positions, in the order wanted, or a boolean mask (N,).
+
+        Returns:
+            The selected images, with their ids and groups.
+        """
         index = torch.as_tensor(indices, device=self.y.device)
         index = index if index.dtype is torch.bool else index.long()
         x = self.x[index] if isinstance(self.x, Tensor) else self.x.subset(index)
@@ -118,11 +125,18 @@ class Images:
         return Images(x, self.y[index], self.classes, self.ids[index], groups)
 
     def pixels(self, indices: Tensor | slice) -> Tensor:
-        """Return these images as float32 in [0,1]."""
+        """Return pixels as float32 in [0,1].
+
+        Args:
+            indices: Positions, a boolean mask, or a slice.
+
+        Returns:
+            Pixels (n, C, H, W), on the device of the images.
+        """
         return in_unit_range(self.stored_pixels(indices))
 
     def stored_pixels(self, indices: Tensor | slice) -> Tensor:
-        """Return these images in the type in which they are stored."""
+        """Return pixels as `pixels` does, but in the type in which they are stored."""
         if isinstance(self.x, MappedPixels) or isinstance(indices, slice) or indices.dtype is torch.bool:
             return self.x[indices]
         return self.x.index_select(0, indices)  # ten times as fast as indexing

@@ -110,7 +110,7 @@ class ExponentialImbalance(Imbalance):
 class SelectedImages(Imbalance):
     """Keep the images whose ids are listed in a file, which `doubly data imbalance` writes."""
 
-    file: str = "kept.json"
+    file: str = "selected.json"
     """JSON file with the ids of each class under "kept"; a path relative to the working directory"""
 
     selects_by_id = True

@@ -57,8 +57,8 @@ def batches(
         seed: Seed of the run.
         epoch: Number of the epoch; with the seed it decides the order.
         augment: Random change of each batch.
-        probabilities: A probability of each class. Then as many images as there are are drawn with replacement, the
-            class by its probability and any image of it alike; without, each image comes once, in random order.
+        probabilities: Probability of each class. Then each image of a batch is drawn with replacement: its class by
+            these probabilities, and within the class uniformly. If None, each image comes once, in random order.
         start: Number of batches to skip.
         channels_last: Memory format of the pixels.
         rank: Number of this process.

@@ -55,7 +55,7 @@ def train_split(data: Data, splits: Splits) -> TrainSplit:
     train, held_out = splits.train, None
     data.imbalance.check(train)
     if data.holdout > 0:
-        rest, held = holdout(train.y, data.holdout, data.split, train.groups)
-        train, held_out = train.subset(rest), train.subset(held)
+        train_rows, held_out_rows = holdout(train.y, data.holdout, data.split, train.groups)
+        train, held_out = train.subset(train_rows), train.subset(held_out_rows)
     indices = data.imbalance.keep(train.y, len(train.classes), train.ids)
     return TrainSplit(train.subset(indices) if len(indices) < len(train) else train, held_out)
