@@ -25,12 +25,12 @@ SCRIPT = """\
 # {report}
 set -euo pipefail
 export OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
-child=
 # Bash handles a signal while it waits, not while a command runs in the foreground: so commands run in the background.
-run() {{ "$@" & child=$!; wait "$child"; }}
+run() {{ "$@" & wait "$!"; }}
 save() {{
   trap "" USR1 TERM
-  if [ -n "$child" ] && kill -TERM "$child" 2> /dev/null; then wait "$child" || true; fi
+  # $! names the command in the background as soon as it exists; a variable could still be empty when a signal comes.
+  if [ -n "${{!:-}}" ] && kill -TERM "$!" 2> /dev/null; then wait "$!" || true; fi
 }}
 again() {{
   [ "${{SLURM_RESTART_COUNT:-0}}" -lt 100 ] && scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
