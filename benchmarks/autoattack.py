@@ -22,12 +22,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from doubly import AT, PGD, LinfBall, train
-from doubly.attacks import attacked
+from doubly.attacks import attack_context
 from doubly.attacks.autoattack import STANDARD, AutoAttack, Part
-from doubly.attacks.forward import Plain, compiled
+from doubly.attacks.compiled import PlainForward, compile_forward
 from doubly.bilevel import SignStep
 from doubly.checkpoints.load import load_model, load_run
 from doubly.data import load_splits
+from doubly.data.holdout import stratified_subset
 from doubly.models import NarrowResNet
 
 IMAGES = 32  # of the page
@@ -47,7 +48,7 @@ def on_digits(epochs: int = 4) -> tuple[nn.Module, Tensor, Tensor, float]:
     x, y = x.expand(-1, 3, -1, -1).contiguous(), torch.tensor(labels)
     model = NarrowResNet().build(3, 10, (0.3,) * 3, (0.35,) * 3)
     method = AT(PGD(LinfBall(0.1), 2, SignStep(0.075)))
-    train(model, (x[:1000], y[:1000]), method, test=(x[1000:1200], y[1000:1200]), epochs=epochs, batch=50)
+    train(model, (x[:1000], y[:1000]), method, test=(x[1000:1200], y[1000:1200]), epochs=epochs, batch_size=50)
     return model, x[1200:], y[1200:], 0.1
 
 
@@ -82,8 +83,8 @@ def contestants(model: nn.Module, x: Tensor, radius: float, uncompiled: bool) ->
     """Those who take part, and what is said about compiling. The model is attacked already."""
     found = {"plainly": plainly(model, radius)}
     if uncompiled:
-        found["uncompiled"] = driven(model, Plain(model), radius)
-    fast, said = compiled(model, x[:64])
+        found["uncompiled"] = driven(model, PlainForward(model), radius)
+    fast, said = compile_forward(model, x[:64])
     if fast is not None:
         found["compiled"] = driven(model, fast, radius)
     return found, said
@@ -123,10 +124,10 @@ def measure(settings: Settings) -> Outcome:
     """The part of the page."""
     device = torch.device(settings.device)
     model, x, y, radius = on_digits(epochs=1 if settings.quick else 4)
-    chosen = validation(y, 6 if settings.quick else IMAGES, seed=0)
+    chosen = stratified_subset(y, 6 if settings.quick else IMAGES, seed=0)
     x, y, model = x[chosen].to(device), y[chosen].to(device), model.to(device).eval()
     parts: Sequence[Part] = STANDARD[:1] if settings.quick else STANDARD
-    with attacked(model, "eval"):
+    with attack_context(model, "eval"):
         racing, said = contestants(model, x, radius, uncompiled=False)
         print(f"  {said}", flush=True)
         seconds, differing = race(racing, model, x, y, parts, settings.rounds)
@@ -150,10 +151,10 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(STANDARD), choices=STANDARD)
     options = parser.parse_args()
     model, x, y, radius = from_run(options.run, options.data_root) if options.run else on_digits()
-    chosen = validation(y, options.images, seed=0)
+    chosen = stratified_subset(y, options.images, seed=0)
     x, y, model = x[chosen], y[chosen], model.eval()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {len(y)} images, epsilon {radius:.4f}")
-    with attacked(model, "eval"):
+    with attack_context(model, "eval"):
         racing, said = contestants(model, x, radius, not options.no_uncompiled)
         print(said)
         seconds, differing = race(racing, model, x, y, options.parts, options.rounds)
