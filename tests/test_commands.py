@@ -33,7 +33,7 @@ TINY = "--epochs 1 --method.attack.steps 1 --validation.attack.steps 1 --validat
 CHEAP = {
     "train": TINY,
     "train cifar10.at": f"{TINY} --set model=model.small_cnn",  # a ResNet-18
-    "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk 2 --compile no --jobs 1 --device cpu",
+    "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk-size 2 --compile no --jobs 1 --device cpu",
     "compare": "--resamples 20",
     "reproduce": "--jobs 1",
     "reproduce cifar10": "--jobs 1 --methods at --seeds 1 --autoattack-images 2",

@@ -38,6 +38,8 @@ def test_terminals_get_bars_too():
     console = Console(file=StringIO(), force_terminal=True)
     with terminal_progress(console, epochs=5) as callback:
         assert isinstance(callback, ProgressBar)
+    with terminal_progress(console, bars=False) as callback:  # another process than the first
+        assert type(callback) is ProgressLines
     bars = Progress(console=console)
     callback = ProgressBar(console, bars, epochs=5)
     callback.on_step(2, 3, 10)

@@ -108,7 +108,7 @@ def test_commands_are_taken_by_the_verbs_and_mean_the_plan(scale, monkeypatch, t
             options, output = _train_options(train)
             assert options.run == job.run and output == job.output and options.resume
             options, _ = evaluate_options(evaluate)
-            assert options.directory == job.output and options.how == job.evaluate and options.data_root == "/da ta"
+            assert options.directory == job.output and options.config == job.evaluate and options.data_root == "/da ta"
             assert options.autoattack == ("autoattack" in job.attacks) and options.attacks == ("pgd", "margin")
 
 

@@ -81,17 +81,18 @@ class ProgressBar(ProgressLines):
 
 
 @contextmanager
-def terminal_progress(console: Console, epochs: int = 0) -> Iterator[ProgressLines]:
+def terminal_progress(console: Console, epochs: int = 0, *, bars: bool = True) -> Iterator[ProgressLines]:
     """Choose bars if the console is a terminal, and lines otherwise.
 
     Args:
         console: Where progress is shown.
         epochs: Epochs of the training run.
+        bars: Whether there may be bars; of the processes of torchrun only the first shows them.
 
     Yields:
         The callback to hand to training or evaluation.
     """
-    if not console.is_terminal:
+    if not (bars and console.is_terminal):
         yield ProgressLines(console)
         return
     with Progress(*bar_columns(), console=console) as progress:

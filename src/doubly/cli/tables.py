@@ -32,7 +32,7 @@ def show(result: Any, title: str, out: Console) -> None:
     """Per class, on all, on the tail; then whether to believe it."""
     from doubly.evaluation.summary import key_of
 
-    found, keys = result.summary(), {attack: key_of(result, attack) for attack in result.answers}
+    found, keys = result.summary(), {attack: key_of(result, attack) for attack in result.predictions}
     heads = [label(attack, result) + _less(attack, result) for attack in keys]
     table = _table(f"{title}, % with 95 % intervals", "", "n", *heads)
     for name, row in found["per_class"].items():
@@ -65,7 +65,7 @@ def show(result: Any, title: str, out: Console) -> None:
 
 def _less(attack: str, result: Any) -> str:
     """n of an attack that was not run on all samples."""
-    n = int((result.answers[attack] >= 0).sum())
+    n = int((result.predictions[attack] >= 0).sum())
     return "" if n == result.n else f", n = {n}"
 
 
