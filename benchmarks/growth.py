@@ -60,12 +60,12 @@ def step_point(who: str, point: Point, device_name: str) -> tuple[float, float]:
 
     step(2)(1)
     model.zero_grad()  # the gradients of the parameters are a part of the step's memory
-    whole = step(point.batch)
+    full_step = step(point.batch)
     seconds = []
 
     def twice() -> None:
-        whole(1)  # the libraries prepare themselves for each new shape
-        seconds.append(timed(lambda: whole(point.steps), device))
+        full_step(1)  # the libraries prepare themselves for each new shape
+        seconds.append(timed(lambda: full_step(point.steps), device))
 
     memory = peak_above(twice, device)
     return seconds[0], memory

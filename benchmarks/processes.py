@@ -73,21 +73,21 @@ def measure(settings: Settings) -> Outcome:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_images(folder, images)
-        together = [launcher, "--nproc-per-node", "2", "--standalone", "-m", "doubly"]
+        two = [launcher, "--nproc-per-node", "2", "--standalone", "-m", "doubly"]
         contestants = {
             "one process": training(folder, [sys.executable, "-m", "doubly"], epochs),
-            "two processes": training(folder, together, epochs),
-            "two processes, batch norm local": training(folder, together, epochs, "--batch-norm", "local"),
+            "two processes": training(folder, two, epochs),
+            "two processes, batch norm local": training(folder, two, epochs, "--batch-norm", "local"),
         }
         try:
             seconds = taking_turns(contestants, settings.rounds)
         except TrainingError as problem:
             return Outcome([Line(what, aim=AIM, at_least=True, note=str(problem))], sizes)
-    alone, *others = seconds
+    single, *others = seconds
     lines = [
         Line(
             f"images per second, {name} / one",
-            tuple(a / b for a, b in zip(seconds[alone], seconds[name], strict=True)),
+            tuple(a / b for a, b in zip(seconds[single], seconds[name], strict=True)),
             AIM,
             at_least=True,
         )

@@ -67,11 +67,11 @@ def main() -> None:
         report_peak(options.model, options.peak_of, options.batch_size, options.recompute)
         return
     sizes = f"{options.model}, batch {options.batch_size}, 32 px"
-    print(f"torch {torch.__version__}, {sizes}: MiB of a step, kept / recomputed")
+    print(f"torch {torch.__version__}, {sizes}: MiB of a step, stored / recomputed")
     command = [sys.executable, __file__, "--model", options.model, "--batch-size", str(options.batch_size)]
     honest = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     for label in options.methods:
-        kept, again = (
+        stored, recomputed = (
             float(
                 subprocess.run(
                     [*command, "--peak-of", label, *more], env=honest, capture_output=True, check=True
@@ -79,7 +79,7 @@ def main() -> None:
             )
             for more in ([], ["--recompute"])
         )
-        print(f"  {label:18} {kept:6.0f}  {again:6.0f}   {again / kept:.2f}")
+        print(f"  {label:18} {stored:6.0f}  {recomputed:6.0f}   {recomputed / stored:.2f}")
 
 
 if __name__ == "__main__":

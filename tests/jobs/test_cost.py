@@ -67,12 +67,17 @@ def test_sizes_come_from_the_data_or_from_what_was_published(tmp_path):
 
 def test_passes_are_timed_on_the_network_of_the_run(monkeypatch):
     monkeypatch.setattr(cost, "MAX_SECONDS", 0.01)
-    for changes in ({}, {"channels_last": "auto"}, {"channels_last": "yes", "recompute_activations": True}):
-        model = "model.narrow_resnet" if "recompute_activations" in changes else "model.small_cnn"
-        run = with_changes(recipe("digits.at"), {**changes, "device": "cpu", "batch_size": 8, "model": model})
-        times = measure_passes(run, SIZE, 2)
-        assert min(times.forward, times.attack, times.update) > 0 and (times.batch_size, times.threads) == (8, 2)
-    assert torch.get_num_threads() == 1  # as before
+    small, large = {"model": "model.small_cnn"}, {"model": "model.narrow_resnet", "recompute_activations": True}
+    for changes in (small, {**small, "channels_last": "auto"}, {**large, "channels_last": "yes"}):
+        run = with_changes(recipe("digits.at"), {**changes, "device": "cpu", "batch_size": 4})
+        times = measure_passes(run, SIZE, 1)
+        assert min(times.forward, times.attack, times.update) > 0 and (times.batch_size, times.threads) == (4, 1)
+
+
+def test_threads_are_restored(monkeypatch):
+    monkeypatch.setattr(cost, "_timed", lambda work, max_repeats=1: float(torch.get_num_threads()))
+    assert measure_passes(recipe("digits.at"), SIZE, 3).update * 2 == 3  # timed with three threads, on two images
+    assert torch.get_num_threads() == 1
 
 
 def test_work_that_takes_long_is_timed_once(monkeypatch):

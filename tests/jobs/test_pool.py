@@ -120,7 +120,7 @@ def test_no_process_is_started_if_all_jobs_are_done(pool, monkeypatch):
 
 
 def test_a_killed_process_costs_its_job_a_step_at_most(tmp_path, monkeypatch, small_run, saved_run, killed_after_epoch):
-    """Another job goes on beside it; the killed one resumes to the same bits, without a row twice."""
+    """Another job runs beside it; the killed one resumes to the same bits, without a row twice."""
     monkeypatch.setattr(pool_module, "core_count", lambda: 2)
     monkeypatch.setattr(pool_module, "ProcessPoolExecutor", ProcessPoolExecutor)  # whatever other tests put there
     monkeypatch.setenv("OMP_NUM_THREADS", "5")

@@ -85,9 +85,9 @@ def _options(arguments: list[str]) -> Any:
 
 def _digits_study(options: Any, jobs: int, out: Console) -> int:
     """Run or list a study on digits, which has settings of its own."""
-    given = [name for name in PLAN_FLAGS if getattr(options, name) not in (None, False, ())]
-    if given:
-        flag = given[0].replace("_", "-")
+    unfit = [name for name in PLAN_FLAGS if getattr(options, name) not in (None, False, ())]
+    if unfit:
+        flag = unfit[0].replace("_", "-")
         raise UsageError(f"--{flag} is for tables and figures: {options.study} has its own settings, leave it out")
     if options.study != "demo" and options.seeds != SEEDS:
         raise UsageError(f"{options.study} has a seed per fold: leave --seeds out")
@@ -133,8 +133,8 @@ def _make_plan(options: Any) -> "PlannedStudy":
     if name not in SCALES:
         raise UsageError(f"there is no scale '{name}'{suggestion(name, SCALES)}")
     output = options.output or Path("runs") / name
-    given = {key: getattr(options, key) for key in ("images", "autoattack_images")}
-    config = replace(SCALES[name].evaluate, **{key: value for key, value in given.items() if value is not None})
+    changes = {key: getattr(options, key) for key in ("images", "autoattack_images")}
+    config = replace(SCALES[name].evaluate, **{key: value for key, value in changes.items() if value is not None})
     scale = replace(SCALES[name], evaluate=config)
     jobs = plan_jobs(
         PLANS[options.study],
