@@ -105,9 +105,9 @@ def loud():
     return nn.Sequential(linear(), Called(lambda x: 1e4 * x))
 """
 EPSILON = 0.27  # of twelve images two stand, both in the last chunk
-AUTOATTACK = ["--epsilon", EPSILON, "--autoattack", "--images", 12, "--autoattack-chunk", 3]
+AUTOATTACK = ["--epsilon", EPSILON, "--autoattack", "--images", 12, "--autoattack-chunk-size", 3]
 PLAIN = ["--attacks", "pgd", "--no-trust"]
-SEVERAL = ["--epsilon", 0.9, "--attacks", "pgd", "--no-trust", "--images", 12, "--autoattack-chunk", 3]  # none stands
+SEVERAL = ["--epsilon", 0.9, "--attacks", "pgd", "--no-trust", "--images", 12, "--autoattack-chunk-size", 3]  # none stands
 LABELS = range(4)
 
 
@@ -437,7 +437,7 @@ def test_what_to_evaluate_must_be_said(own, words, said):
         (["--threat", "l2", "--epsilon", -1], "epsilon must be positive and finite, got -1"),
         (["--tail-share", 0], "tail_share is a share of the classes in (0, 1], got 0"),
         (["--images", 0], "images must be at least 1, got 0"),
-        (["--autoattack-chunk", 0], "autoattack_chunk must be at least 1"),
+        (["--autoattack-chunk-size", 0], "autoattack_chunk must be at least 1"),
         (["--jobs", 0], "jobs run in at least 1 process, got 0"),
         (["--quick", "--shard", 2, 2], "a shard is k of n with 0 <= k < n, got 2 of 2"),
         (["--quick", "--autoattack"], "give --autoattack or --quick"),
@@ -630,7 +630,7 @@ def test_an_interrupted_evaluation_keeps_what_it_has(interrupted):
 
 def test_an_interrupted_evaluation_says_how_to_go_on(interrupted):
     lines = [line for line in interrupted[3].splitlines() if line.startswith("doubly: ")]
-    assert len(lines) == 1 and "the same command goes on" in lines[0]
+    assert len(lines) == 1 and "the same command continues" in lines[0]
 
 
 class Waiting:
@@ -653,7 +653,7 @@ def test_interrupted_jobs_are_ended_and_it_is_said_how_to_go_on(own, output, mon
     monkeypatch.setattr(subprocess, "Popen", Waiting)
     code, _, err = own(*command("linear", *AUTOATTACK, "--jobs", 2, output=output))
     assert (code, Waiting.terminated) == (130, 2)
-    assert "the same command goes on" in one_sentence(err)
+    assert "the same command continues" in one_sentence(err)
 
 
 def children(process):
@@ -685,7 +685,7 @@ def test_sigterm_ends_all_processes(workshop):
         os.kill(number, signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert left == []
-    assert process.returncode == 143 and "the same command goes on" in err
+    assert process.returncode == 143 and "the same command continues" in err
 
 
 # --- the state on disk -----------------------------------------------------------------------------------------------
@@ -823,7 +823,7 @@ def test_attacked_images_are_saved_exactly(own, workshop, output):
 
 
 def test_attacked_images_are_saved_as_pictures(own, workshop, output):
-    words = ["--epsilon", "8/255", "--save-examples", "png", "--quick", "--autoattack-chunk", 24, *PLAIN]
+    words = ["--epsilon", "8/255", "--save-examples", "png", "--quick", "--autoattack-chunk-size", 24, *PLAIN]
     assert own(*command("linear", *words, output=output))[0] == 0
     clean = np.load(workshop.folder / "digits.npz")
     pictures = sorted((output / "examples" / "pgd").iterdir())
