@@ -183,7 +183,7 @@ def split():
 
 
 def nearest_mean(x, y, sharpness=4.0):
-    """The linear network that answers with the class whose mean is suggestion, and in doubt with the last."""
+    """The linear network that answers with the class whose mean is nearest, and in doubt with the last."""
     means = torch.stack([torch.from_numpy(x[y == label] / 255).float().mean(0).flatten() for label in LABELS])
     doubt = torch.tensor([0.0, 0.0, 0.0, 4.0])
     return {"1.weight": sharpness * means, "1.bias": doubt - sharpness * means.square().sum(1) / 2}

@@ -84,7 +84,7 @@ def from_json(value: Any, where: str = "config") -> Any:
         where: Name of this part, for messages.
 
     Raises:
-        UsageError: If a kind or field is unknown, missing or of the wrong type; it names the suggestion valid one.
+        UsageError: If a kind or field is unknown, missing or of the wrong type; it names the nearest valid one.
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UsageError(f'{where} must be an object with a "kind", got {value!r:.60}')
@@ -103,7 +103,7 @@ def from_json(value: Any, where: str = "config") -> Any:
 
 
 def suggestion(word: str, valid: Collection[str]) -> str:
-    """Return ": did you mean …?" for the suggestion valid word, or ": valid are …"."""
+    """Return ": did you mean …?" for the nearest valid word, or ": valid are …"."""
     close = difflib.get_close_matches(word, list(valid), 1, 0.5)
     if close:
         return f": did you mean '{close[0]}'?"

@@ -1,37 +1,17 @@
 """The studies on digits by name: which run directories they write, and how each becomes a page."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from doubly.jobs.search import Search
 from doubly.report.study import comparison_markdown, study_markdown
 from doubly.studies import digits_comparison, digits_study
 from doubly.studies.demo import demo_jobs, run_demo
-from doubly.studies.folds import StudyRow
 
 
-class SearchedStudy(NamedTuple):
-    """A study that searches settings, retrains the winners on every fold, and writes a page of tables."""
-
-    searches: Callable[[Path], dict[str, Search]]
-    rows: Callable[[Mapping[str, Mapping[str, Any]]], list[StudyRow]]
-    run: Callable[[Path, int, Console], dict[str, Any]]
-    page: Callable[[Mapping[str, Any]], str]
-
-
-SEARCHED_STUDIES = {
-    "digits": SearchedStudy(
-        digits_comparison.plan_searches,
-        digits_comparison.plan_rows,
-        digits_comparison.run_comparison,
-        comparison_markdown,
-    ),
-    "digits_done": SearchedStudy(
-        digits_study.plan_searches, digits_study.plan_rows, digits_study.run_study, study_markdown
-    ),
+PLANS = {  # study -> its searches, and its rows given the winners
+    "digits": (digits_comparison.plan_searches, digits_comparison.plan_rows),
+    "digits_done": (digits_study.plan_searches, digits_study.plan_rows),
 }
 
 
@@ -45,10 +25,10 @@ def run_directories(name: str, output: Path, seeds: int) -> list[Path]:
     """
     if name == "demo":
         return [job.output for job in demo_jobs(output, seeds)]
-    study = SEARCHED_STUDIES[name]
-    searches = study.searches(output)
+    plan_searches, plan_rows = PLANS[name]
+    searches = plan_searches(output)
     trials = [job for search in searches.values() for trial in search.jobs() for job in trial]
-    rows = study.rows({recipe: {} for recipe in searches})  # directories do not depend on the winners
+    rows = plan_rows({recipe: {} for recipe in searches})  # directories do not depend on the winners
     return [job.output for job in (*trials, *(job for row in rows for job in row.jobs(output)))]
 
 
@@ -67,6 +47,10 @@ def run_digits_study(name: str, output: Path, processes: int, seeds: int, consol
     """
     if name == "demo":
         return run_demo(output, processes, seeds, console)
-    study, page = SEARCHED_STUDIES[name], output / "results.md"
-    page.write_text(study.page(study.run(output, processes, console)), encoding="utf-8")
+    if name == "digits":
+        text = comparison_markdown(digits_comparison.run_comparison(output, processes, console))
+    else:
+        text = study_markdown(digits_study.run_study(output, processes, console))
+    page = output / "results.md"
+    page.write_text(text, encoding="utf-8")
     return page

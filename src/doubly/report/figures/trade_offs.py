@@ -98,7 +98,7 @@ def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _name(figure: Figure, axes: Axes, points: Mapping[str, Point], crosses: Sequence[tuple[Point, Point]]) -> None:
-    """Each name beside its mark, at the suggestion place that no mark, cross or other name takes."""
+    """Each name beside its mark, at the nearest place that no mark, cross or other name takes."""
     figure.draw_without_rendering()  # from here on the layout is known
     scale = figure.dpi / 72  # pixels in a point
     places = {label: axes.transData.transform(point) for label, point in points.items()}
