@@ -367,6 +367,14 @@ def test_arrays_hold_what_autoattack_has_broken(tmp_path):
     assert EvalResult.load(tmp_path).examples == as_json(found.examples)
 
 
+def test_images_that_autoattack_broke_before_they_were_asked_for_are_said_to_be_missing(tmp_path):
+    callback = Recorder()
+    evaluate(Threshold(), IMAGES, BALL, [ENSEMBLE], output=tmp_path, **FAST)
+    settings = {"output": tmp_path, "save_examples": "npz", "callbacks": [callback]}
+    found = evaluate(Threshold(), IMAGES, BALL, [ENSEMBLE], **settings, **FAST)
+    assert "saved" not in found.examples and "were not kept: to have them, delete" in callback.messages[0]
+
+
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
     """All of AutoAttack, in so large a ball that its first attack breaks everything, which takes seconds."""

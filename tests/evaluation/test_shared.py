@@ -178,7 +178,7 @@ def launched(folder):
     options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen(command, env=environment, **options) as started:
         try:
-            said = started.communicate(timeout=100)[1]
+            said = started.communicate(timeout=300)[1]
         finally:
             with suppress(ProcessLookupError):  # one that waits for another's failure
                 os.killpg(started.pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ from doubly.data import DATASETS, Balanced, Digits, StepImbalance
 from doubly.errors import UsageError
 from doubly.methods import AT, DONE, METHODS
 from doubly.recipes import RECIPES, digits, recipe
+from doubly.recipes.methods import FAST
 from doubly.recipes.paper import SETTINGS
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
@@ -45,6 +46,13 @@ def test_the_name_says_dataset_imbalance_and_method():
         assert type(run.data.source) is DATASETS[dataset], name
         ratio = SETTINGS[dataset].small.ratio if ".small." in name else 0.2
         assert run.data.imbalance == (StepImbalance(ratio) if ".imbalanced." in name else Balanced()), name
+
+
+def test_fast_methods_have_a_table_and_some_methods_a_label_of_their_own():
+    labels = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
+    for name in RECIPES:
+        run, method = recipe(name), method_name(name)
+        assert run.table == ("fast" if method in FAST else "") and run.label == labels.get(method, ""), name
 
 
 def test_an_unknown_recipe_is_refused_with_a_similar_name():

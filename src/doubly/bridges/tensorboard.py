@@ -12,15 +12,14 @@ from matplotlib.figure import Figure
 
 from doubly.callbacks import Callback
 from doubly.errors import UsageError
+from doubly.metric_names import METRICS
 from doubly.report.figures import style, values
-from doubly.rundir import printable
+from doubly.text import printable
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SCALARS = ("loss", "weighted_loss", "train_accuracy", "lr", "r", "weight_ess", "seconds")
-MEASURED = ("sa", "ra_pgd", "ra_tail_30", "ra_margin")
-MOST_CLASSES = 100  # curves of classes: TensorBoard draws a chart for each
+MAX_CLASSES = 100  # curves of classes: TensorBoard draws a chart for each
 
 
 class TensorBoard(Callback):
@@ -84,24 +83,29 @@ class TensorBoard(Callback):
 
 
 def scalars(row: dict[str, Any]) -> dict[str, float]:
-    """Tag -> value of a row of metrics; a class without images has none."""
-    found = {f"train/{key}": row[key] for key in SCALARS if key in row}
-    if "validation" in row:
-        validation = row["validation"]
-        found |= {f"validation/{key}": validation[key] for key in MEASURED} | {
-            "validation/worst_class": validation["worst_class"]["ra_pgd"]
-        }
-        classes = list(validation["per_class"].items())[:MOST_CLASSES]  # always the same ones: curves, not the weakest
-        found |= {f"per_class/{printable(name)}": value for name, value in classes if value is not None}
-    return found
+    """Return tag -> value for a row of metrics; a class without images has no value."""
+    parts = {"train": row, "validation": row.get("validation", {})}
+    result = {
+        f"{part}/{metric.key}": value
+        for part, record in parts.items()
+        for metric in METRICS.values()
+        if (value := metric.value(record)) is not None
+    }
+    classes = list(parts["validation"].get("per_class", {}).items())[:MAX_CLASSES]  # the same ones in every epoch
+    return result | {f"per_class/{printable(name)}": value for name, value in classes if value is not None}
 
 
 def bars(per_class: dict[str, float | None], epoch: int) -> npt.NDArray[np.uint8]:
-    """A picture (H,W,3) of the accuracy of each class under attack, weakest first; of many, those that can be read."""
-    known = sorted((100 * value, printable(name)) for name, value in per_class.items() if value is not None)
-    shown = known[: values.MOST_CLASSES]
+    """Draw the accuracy of each class under attack as a picture (H, W, 3), weakest first; of many, the weakest.
+
+    Args:
+        per_class: Accuracy by class; None for a class without images.
+        epoch: Number of the epoch, from 0, for the title.
+    """
+    accuracies = sorted((100 * value, printable(name)) for name, value in per_class.items() if value is not None)
+    shown = accuracies[: values.MAX_DRAWN_CLASSES]
     with mpl.rc_context(cast(Any, style.STYLE)), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # boxes serve
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # drawn as boxes
         figure = Figure(figsize=(5.4, 0.9 + 0.24 * max(3, len(shown))), dpi=100, layout="constrained")
         axes = figure.subplots()
         axes.barh(range(len(shown)), [value for value, _ in shown], color=style.COLORS[1])
@@ -109,8 +113,8 @@ def bars(per_class: dict[str, float | None], epoch: int) -> npt.NDArray[np.uint8
         axes.set(xlim=(0, 100), ylim=(max(3, len(shown)) - 0.4, -0.6), xlabel="accuracy under PGD (%)")
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", color="#8a8d93", alpha=0.3, linewidth=0.6)
-        of = "" if len(shown) == len(known) else f", {len(shown)} weakest of {len(known):,} classes"
-        axes.set_title(f"epoch {epoch + 1}{of}", fontsize=10)
+        part = "" if len(shown) == len(accuracies) else f", {len(shown)} weakest of {len(accuracies):,} classes"
+        axes.set_title(f"epoch {epoch + 1}{part}", fontsize=10)
         canvas: Any = FigureCanvasAgg(figure)
         canvas.draw()
         return np.array(canvas.buffer_rgba())[..., :3]

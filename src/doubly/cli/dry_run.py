@@ -7,8 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from doubly.cli.tables import duration, say
+from doubly.cli.tables import say
 from doubly.errors import UsageError
+from doubly.text import duration, method_label
 
 
 def dry_run(run: Any, resumed: Path | None, out: Console, err: Console) -> int:
@@ -17,7 +18,6 @@ def dry_run(run: Any, resumed: Path | None, out: Console, err: Console) -> int:
 
     from doubly.jobs.cost import estimate_run, measure_passes
     from doubly.jobs.job import Job
-    from doubly.report.run_result import method_label
 
     size = _size(run, err)
     begun = time.perf_counter()
@@ -30,10 +30,10 @@ def dry_run(run: Any, resumed: Path | None, out: Console, err: Console) -> int:
     threads = f"{times.threads} thread{'s' * (times.threads > 1)}"
     say(
         out,
-        f"{method_label(run.name)}, {_model(run.model)}, {left} epochs of {_data(run.data)} ({size.train:,} images): "
-        f"about {max(cost.forward, cost.backward):.3g} passes per step ({cost.forward:.3g} forward, "
-        f"{cost.backward:.3g} backward), {duration(found.train_seconds)} on this device ({where}, {threads}, "
-        f"{_seconds(times.step_seconds(cost))} a step; measured in {taken:.0f} s)",
+        f"{run.label or method_label(run.name)}, {_model(run.model)}, {left} epochs of {_data(run.data)} "
+        f"({size.train:,} images): about {max(cost.forward, cost.backward):.3g} passes per step "
+        f"({cost.forward:.3g} forward, {cost.backward:.3g} backward), {duration(found.train_seconds)} on this device "
+        f"({where}, {threads}, {_seconds(times.step_seconds(cost))} a step; measured in {taken:.0f} s)",
     )
     return 0
 

@@ -9,7 +9,7 @@ from rich.progress import Progress, TaskID
 
 from doubly.callbacks import Callback
 from doubly.jobs.progress import bar_columns
-from doubly.rundir import duration
+from doubly.text import duration
 
 
 def describe_epoch(row: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from doubly.cli.options import parsed
 from doubly.cli.tables import say
 from doubly.errors import UsageError
-from doubly.rundir import duration
+from doubly.text import duration
 
 if TYPE_CHECKING:
     from doubly.studies.planned import PlannedStudy

@@ -22,13 +22,12 @@ from doubly.evaluation.attacks import Attacks, reference_pgd, select_attacks, sh
 from doubly.evaluation.config import EvalConfig
 from doubly.evaluation.pipeline import run_evaluation
 from doubly.evaluation.result import EvalResult
-from doubly.evaluation.summary import KEYS
 from doubly.evaluation.task import EvalTask
+from doubly.metric_names import attack_metric
 from doubly.models import Model
 from doubly.rundir import RunDir, read_json
 from doubly.threat import Threat
 
-_KEYS = {**KEYS, "autoattack": "ra_aa", "quick": "ra_apgd"}
 
 
 def evaluate(
@@ -144,10 +143,13 @@ def is_evaluated(path: Path, run: Run, attacks: Sequence[str], config: EvalConfi
         run: Its configuration.
         attacks: Names of the attacks that are asked for.
         config: Settings of the evaluation that is asked for.
+
+    Returns:
+        False also if there is no evaluation, or none that can be read.
     """
     try:
         saved = read_json(RunDir(path).evaluation)
-        keys = [_KEYS.get(name, f"ra_{name}") for name in attacks]
+        keys = [attack_metric(name).key for name in attacks]
         protocol, tail = saved["protocol"], saved["tail"]
         return (
             saved["epoch"] == run.epochs
@@ -164,11 +166,11 @@ def is_evaluated(path: Path, run: Run, attacks: Sequence[str], config: EvalConfi
         return False
 
 
-def _has_count(n: int, asked: int | None, available: int | None) -> bool:
-    """Return whether `n` images are as many as were asked for; `available` is None in files of older versions."""
+def _has_count(n: int, requested: int | None, available: int | None) -> bool:
+    """Return whether `n` images are as many as requested; `available` is None in files of older versions."""
     if available is None:
-        return asked in (None, n)
-    return n == available if asked is None else n == min(asked, available)
+        return requested in (None, n)
+    return n == available if requested is None else n == min(requested, available)
 
 
 def _config(settings: Mapping[str, Any]) -> EvalConfig:

@@ -148,7 +148,7 @@ class EvalResult:
         return {name: classes == self.y for name, classes in self.predictions.items()}
 
     def attacked_samples(self, attack: str) -> tuple[Bools, Ints]:
-        """Return the samples that an attack was run on.
+        """Select the samples that an attack was run on.
 
         Args:
             attack: Name of the attack, or "clean".
@@ -167,10 +167,13 @@ class EvalResult:
         return self.correct[attack][run], self.y[run]
 
     def accuracy(self, attack: str) -> float:
-        """Return the accuracy on the samples that an attack was run on.
+        """Compute the accuracy on the samples that an attack was run on.
 
         Args:
             attack: Name of the attack, or "clean".
+
+        Returns:
+            The share of correct samples.
 
         Raises:
             UsageError: If the attack was not run.
@@ -178,7 +181,7 @@ class EvalResult:
         return float(np.mean(self.attacked_samples(attack)[0]))
 
     def worst_case(self) -> tuple[float, int]:
-        """Return the accuracy against the strongest attack for each sample.
+        """Compute the accuracy against the strongest attack for each sample.
 
         Returns:
             The share of samples that every attack leaves correct (NaN without samples), and the number of samples
@@ -189,7 +192,7 @@ class EvalResult:
         return (float(np.mean(robust)) if run.any() else math.nan), int(run.sum())
 
     def per_class(self, attack: str) -> Floats:
-        """Return the accuracy of each class.
+        """Compute the accuracy of each class.
 
         Args:
             attack: Name of the attack, or "clean".
@@ -203,7 +206,7 @@ class EvalResult:
         return per_class(*self.attacked_samples(attack), len(self.classes))
 
     def tail(self, attack: str) -> tuple[float, list[str]]:
-        """Return the mean accuracy of the weakest classes; `tail_share` and `tail_rounding` say of how many.
+        """Compute the mean accuracy of the weakest classes; `tail_share` and `tail_rounding` say of how many.
 
         Args:
             attack: Name of the attack, or "clean".
@@ -218,10 +221,13 @@ class EvalResult:
         return value, [self.names[index] for index in weakest]
 
     def worst(self, attack: str) -> tuple[str, float]:
-        """Return name and accuracy of the weakest class.
+        """Find the weakest class.
 
         Args:
             attack: Name of the attack, or "clean".
+
+        Returns:
+            Its name and accuracy.
 
         Raises:
             UsageError: If the attack was not run.
@@ -230,10 +236,13 @@ class EvalResult:
         return self.names[index], value
 
     def confusion(self, attack: str) -> list[list[int]]:
-        """Return the confusion matrix: counts, one row per label, one column per prediction.
+        """Count the predictions of each class.
 
         Args:
             attack: Name of the attack, or "clean".
+
+        Returns:
+            The confusion matrix: counts, one row per label, one column per prediction.
 
         Raises:
             UsageError: If the attack was not run.
@@ -244,12 +253,15 @@ class EvalResult:
         return counts
 
     def interval(self, attack: str, of: str = "average", resamples: int = 1000) -> Interval:
-        """Return a 95 % confidence interval: Wilson's for the average, the bootstrap for tail and worst class.
+        """Compute a 95 % confidence interval: Wilson's for the average, the bootstrap for tail and worst class.
 
         Args:
             attack: Name of the attack, or "clean".
             of: average, tail or worst.
             resamples: Number of resamples of the bootstrap.
+
+        Returns:
+            The value and both ends.
 
         Raises:
             UsageError: If the attack was not run, or `of` is something else.
@@ -271,13 +283,16 @@ class EvalResult:
     def weights(
         self, r: float = 1.0, normalize: Normalization = "batch", batch: int = 128, attack: str = "pgd"
     ) -> KLWeights:
-        """Return the weights that KL-DRO would give to the samples, w_i = exp(loss_i / r) / sum.
+        """Compute the weights that KL-DRO would give to the samples, w_i = exp(loss_i / r) / sum.
 
         Args:
             r: Temperature.
             normalize: batch: weights add up to 1 in each batch; all: over all samples; mean_one: to their number.
             batch: Samples per batch.
             attack: Name of the attack whose losses are used.
+
+        Returns:
+            The weights, with their statistics per class.
 
         Raises:
             UsageError: If there are no losses under that attack, or a value is not valid.

@@ -7,18 +7,22 @@ import numpy as np
 from doubly.evaluation.intervals import wilson
 from doubly.evaluation.metrics import Floats, nan_to_none, per_class, tail
 from doubly.evaluation.result import EvalResult
+from doubly.metric_names import Metric, attack_metric, tail_metric, worst_class_metric
 
 SCHEMA = 2
-KEYS = {"clean": "sa", "pgd": "ra_pgd", "margin": "ra_margin"}
 LEVEL = 0.95
 MAX_CONFUSION_CLASSES = 100  # a larger matrix is megabytes of zeros, and follows from evaluation.npz
 
 
+def metric_of(result: EvalResult, attack: str) -> Metric:
+    """Return the metric of an attack in a result; RA-AA only if all of AutoAttack ran to its end."""
+    partial = attack == "autoattack" and not result.autoattack_complete
+    return attack_metric("autoattack_in_part" if partial else attack)
+
+
 def key_of(result: EvalResult, attack: str) -> str:
     """Return the key of an accuracy in evaluation.json; ra_aa is for the whole of AutoAttack only."""
-    if attack == "autoattack":
-        return "ra_aa" if result.autoattack_complete else "ra_autoattack_in_part"
-    return KEYS.get(attack, f"ra_{attack}")
+    return metric_of(result, attack).key
 
 
 def summarize(result: EvalResult) -> dict[str, Any]:
@@ -38,29 +42,26 @@ def summarize(result: EvalResult) -> dict[str, Any]:
 def _accuracies(result: EvalResult) -> dict[str, Any]:
     accuracies: dict[str, Any] = {"schema": SCHEMA, "n": result.n, "sa": result.accuracy("clean")}
     for attack in result.attacks:
-        key = key_of(result, attack)
+        metric = metric_of(result, attack)
+        key, prefix = metric.key, tail_metric(metric).key
         accuracies[key] = result.accuracy(attack)
         if result.tail_share == 0.3:
-            prefix = _tail_key(attack, key)
             accuracies[prefix], accuracies[f"{prefix}_classes"] = result.tail(attack)
         name, value = result.worst(attack)
-        accuracies["worst_class" if attack == "pgd" else f"worst_class_{key}"] = {"name": name, key: value}
+        accuracies[worst_class_metric(metric).key] = {"name": name, key: value}
     return accuracies
 
 
 def _intervals(result: EvalResult) -> dict[str, Any]:
     intervals: dict[str, Any] = {"level": LEVEL, "sa": _ends(result, "clean", "average")}
     for attack in result.attacks:
-        key = key_of(result, attack)
+        metric = metric_of(result, attack)
+        key = metric.key
         if result.tail_share == 0.3:
-            intervals[_tail_key(attack, key)] = _ends(result, attack, "tail")
+            intervals[tail_metric(metric).key] = _ends(result, attack, "tail")
         intervals[key] = _ends(result, attack, "average")
         intervals[f"worst_{key}"] = _ends(result, attack, "worst")
     return intervals
-
-
-def _tail_key(attack: str, key: str) -> str:
-    return "ra_tail_30" if attack == "pgd" else f"{key}_tail_30"
 
 
 def _ends(result: EvalResult, attack: str, of: str) -> list[float]:

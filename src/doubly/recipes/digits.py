@@ -19,7 +19,7 @@ from doubly.data import Balanced, Digits, StepImbalance
 from doubly.methods import DONE
 from doubly.models import SmallCNN
 from doubly.recipes.methods import FAST as FAST_NAMES
-from doubly.recipes.methods import FAST_EPOCHS, methods
+from doubly.recipes.methods import FAST_EPOCHS, LABELS, TABLES, methods
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -57,6 +57,8 @@ def unsearched(method: str, imbalanced: bool) -> Run:
     """Return the run of a method with the settings from before any search."""
     return Run(
         name=f"digits.{'imbalanced.' if imbalanced else ''}{method}",
+        label=LABELS.get(method, ""),
+        table=TABLES.get(method, ""),
         data=Data(Digits(), StepImbalance(0.2) if imbalanced else Balanced()),
         model=SmallCNN(16),
         method=ALL[method],

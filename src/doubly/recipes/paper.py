@@ -29,7 +29,7 @@ from doubly.data import (
 from doubly.data.download.published import PUBLISHED
 from doubly.methods import DONE, Method
 from doubly.models import NarrowResNet, ResNet18
-from doubly.recipes.methods import FAST, FAST_EPOCHS, methods
+from doubly.recipes.methods import FAST, FAST_EPOCHS, LABELS, TABLES, methods
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -105,6 +105,8 @@ def paper_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
     methods_by_name = _methods(epsilon, step, 10, DONE(mean_weight_limit=10.0), PUBLISHED[dataset].train)
     return Run(
         name=f"{dataset}.{'imbalanced.' if imbalanced else ''}{method}",
+        label=LABELS.get(method, ""),
+        table=TABLES.get(method, ""),
         data=Data(setting.source, StepImbalance(0.2) if imbalanced else Balanced(), augment=setting.augment),
         model=ResNet18(),
         method=methods_by_name["at" if method in VARIANTS else method],

@@ -8,7 +8,6 @@ from doubly.report.study import comparison_markdown, study_markdown
 from doubly.studies import digits_comparison, digits_study
 from doubly.studies.demo import demo_jobs, run_demo
 
-
 PLANS = {  # study -> its searches, and its rows given the winners
     "digits": (digits_comparison.plan_searches, digits_comparison.plan_rows),
     "digits_done": (digits_study.plan_searches, digits_study.plan_rows),

@@ -5,15 +5,19 @@ import torch
 from doubly.config import Run
 from doubly.data import load_splits
 from doubly.recipes.digits import FAST, METHODS, unsearched
-from doubly.report.run_result import method_label
+from doubly.text import method_label
 from doubly.training.passes import Passes, predicted_passes, step_passes
 from doubly.training.setup import build_model
 
 
 def passes_table() -> str:
     """Return a Markdown table of all methods, with the settings of the recipes on digits."""
-    rows = [f"| {method_label(name)} | {' | '.join(map(format_passes, both(name)))} |" for name in (*METHODS, *FAST)]
+    rows = [_row(unsearched(name, imbalanced=True), *both(name)) for name in (*METHODS, *FAST)]
     return "\n".join(["| method | predicted | counted |", "|---|---|---|", *rows])
+
+
+def _row(run: Run, predicted: Passes, counted: Passes) -> str:
+    return f"| {run.label or method_label(run.name)} | {format_passes(predicted)} | {format_passes(counted)} |"
 
 
 def both(name: str) -> tuple[Passes, Passes]:

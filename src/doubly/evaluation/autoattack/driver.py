@@ -168,13 +168,13 @@ class Driver:
         start = time.perf_counter()
         robust = (predictions == y.cpu()).nonzero().squeeze(1)
         warnings: list[str] = []
-        found = AttackedRows({"broken": [], "answers": [], "made": 0, "largest": 0.0, "outside": 0}, {})
+        attacked = AttackedRows({"broken": [], "answers": [], "made": 0, "largest": 0.0, "outside": 0}, {})
         if len(robust):
-            found = self._attack_rows(part, x, y, robust, warnings)
-            broken = torch.tensor(found.record["broken"], dtype=torch.int64)
-            predictions[broken] = torch.tensor(found.record["answers"], dtype=torch.int64)
+            attacked = self._attack_rows(part, x, y, robust, warnings)
+            broken = torch.tensor(attacked.record["broken"], dtype=torch.int64)
+            predictions[broken] = torch.tensor(attacked.record["answers"], dtype=torch.int64)
         times = {"warnings": sorted(set(warnings)), "seconds": time.perf_counter() - start}
-        return AttackedRows({"name": part, **found.record, **times}, found.images)
+        return AttackedRows({"name": part, **attacked.record, **times}, attacked.images)
 
     def _attack_rows(self, part: Part, x: Tensor, y: Tensor, rows: Tensor, warnings: list[str]) -> AttackedRows:
         index = rows.to(y.device)

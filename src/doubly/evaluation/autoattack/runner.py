@@ -230,8 +230,8 @@ class AutoAttackRunner:
         """Return whether the run that was started here is compiled; None if none was, or `compile` asks for another."""
         for compiled in (True, False):
             folder = self.files(key, compiled).folder
-            asked = self.compile == "auto" or (self.compile == "yes") == compiled
-            if folder is not None and asked and _saved_as_compiled(folder) is compiled:
+            allowed = self.compile == "auto" or (self.compile == "yes") == compiled
+            if folder is not None and allowed and _saved_as_compiled(folder) is compiled:
                 return compiled
         return None
 
