@@ -43,8 +43,8 @@ CHEAP = {
 }
 READ_RUNS = {"evaluate", "compare", "report", "export", "watch"}  # verbs whose arguments runs/NAME must be there before
 INSTEAD = {  # hours: the function -> the results that stand in for it. tests/recipes runs the studies, small.
-    "doubly.studies.digits_study.study": "digits.json",
-    "doubly.studies.digits_comparison.comparison": "digits_comparison.json",
+    "doubly.studies.digits_study.run_study": "digits.json",
+    "doubly.studies.digits_comparison.run_comparison": "digits_comparison.json",
 }
 ELSEWHERE = {  # commands that are not doubly's, and where they are run
     "make check": "by .ci/run",

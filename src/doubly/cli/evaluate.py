@@ -6,29 +6,30 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from doubly.callbacks import Callback
 from doubly.cli.options import parsed, taken
 from doubly.cli.tables import say, show
 from doubly.errors import UsageError
-from doubly.jobs.shards import run_shards, stopping
-from doubly.text import duration
+from doubly.jobs.signals import interrupt_on_signals
 
 
 def evaluate(arguments: list[str], out: Console, err: Console) -> int:
     """Evaluate a run directory, or a network of the user's own."""
+    from doubly.cli.progress import terminal_progress
     from doubly.distributed.launch import launched
+    from doubly.jobs.shards import run_shards
 
     options, changes = _options(arguments)
     rank, world_size = launched()
-    with stopping():
+    with interrupt_on_signals():
         if options.jobs > 1 and world_size > 1:
             raise UsageError("the processes of torchrun share AutoAttack's chunks by themselves: leave out --jobs")
         if options.jobs > 1 and not options.config.sharded:
-            run_shards(arguments, options.jobs, err)
-        with Progress(console=err, disable=rank != 0 or not err.is_terminal) as progress:
-            callback = EvalProgress(err, progress)
+            words = list(arguments)
+            taken(words, "--jobs")
+            run_shards(words, options.jobs, lambda message: say(err, message))
+        with terminal_progress(err, bars=rank == 0) as callback:
             if options.directory is not None:
                 result, folder = _evaluate_run(options, callback)
             else:
@@ -176,30 +177,3 @@ def _folder_name(options: Any) -> str:
     digest = hashlib.sha256(f"{options.model} {weights}".encode()).hexdigest()[:6]
     name = Path(options.weights).stem if options.weights else options.model.replace(":", "-")
     return f"{name}-{digest}"
-
-
-class EvalProgress(Callback):
-    """Shows a bar for PGD, and a line after each attack of AutoAttack with the time left."""
-
-    def __init__(self, console: Console, progress: Progress) -> None:
-        self.console, self.progress = console, progress
-        self.images_task: TaskID | None = None
-        self.autoattack_task: TaskID | None = None
-
-    def on_message(self, message: str) -> None:
-        say(self.console, message)
-
-    def on_images(self, done: int, total: int) -> None:
-        if self.images_task is None:
-            self.images_task = self.progress.add_task("attacking", total=total)
-        self.progress.update(self.images_task, completed=done)
-
-    def on_time_left(self, seconds: float | None) -> None:
-        if seconds is not None and self.console.is_terminal:
-            if self.autoattack_task is None:
-                self.autoattack_task = self.progress.add_task("AutoAttack", total=None)
-            self.progress.update(self.autoattack_task, description=f"AutoAttack, about {duration(seconds)} left")
-
-    def on_attack(self, chunk: int, chunks: int, part: str, robust: int, seconds_left: float | None) -> None:
-        left = "" if seconds_left is None else f", about {duration(seconds_left)} left"
-        self.on_message(f"chunk {chunk + 1} of {chunks}, {part}: {robust} robust{left}")
