@@ -1,6 +1,6 @@
 """What one hypergradient costs: ours against unrolled differentiation and against torchopt's implicit gradients.
 
-All contestants get the same g, h and theta, and the same number of inner gradient steps and of conjugate-gradient
+All estimators get the same g, h and theta, and the same number of inner gradient steps and of conjugate-gradient
 iterations; f is the plain mean; float64. They take turns within one run, in a new order each round; a ratio is the
 median over the rounds, in its 95% confidence interval. The clock is CPU time, which other processes disturb less.
 
@@ -24,9 +24,9 @@ from bilevel_cases import (
     Effort,
     Rounds,
     alternate,
-    contestants,
     descend,
     logistic,
+    make_estimates,
     quadratic,
     ratio,
     separable,
@@ -44,13 +44,13 @@ def spread(seconds: Rounds, label: str) -> str:
 
 
 def verdict(distance: float, low: float, middle: float, high: float) -> str:
-    """Of the aim: the same gradient to 1e-5, and ours at least as fast."""
+    """Whether the aim is met: the same gradient to 1e-5, and ours at least as fast."""
     if distance > 1e-5 or high < 1:
         return "aim MISSED"
     return "aim met" if middle >= 1 else "aim within the noise"
 
 
-def apart(a: Tensor, b: Tensor) -> float:
+def relative_difference(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm()).item()
 
 
@@ -67,7 +67,7 @@ def difference_quotient(case: Case, gradient: Tensor, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """A line of the table and of the figure."""
+    """One problem of the table and of the figure."""
 
     name: str
     case: Case
@@ -85,22 +85,22 @@ def trials() -> list[Trial]:
 
 
 def compare(trial: Trial, budget: float) -> Rounds:
-    """One problem: gradients side by side, then the clock."""
+    """Compare the gradients and the times of all estimators on one problem."""
     case, effort = trial.case, trial.effort
-    found = contestants(case, effort, trial.further)
-    gradients = {label: estimate() for label, estimate in found.items()}
-    seconds = alternate(found, budget, 21)
+    estimates = make_estimates(case, effort, trial.further)
+    gradients = {label: estimate() for label, estimate in estimates.items()}
+    seconds = alternate(estimates, budget, 21)
     solved = replace(case, start=descend(case, case.theta, case.start, effort.steps))
-    alone = contestants(solved, Effort(0, effort.iterations), trial.further)
-    alone.pop(UNROLLED)  # without its steps there is nothing of it
-    implicit = alternate(alone, budget / 3, 21)
+    implicit_estimates = make_estimates(solved, Effort(0, effort.iterations), trial.further)
+    implicit_estimates.pop(UNROLLED)  # it has no implicit part
+    implicit = alternate(implicit_estimates, budget / 3, 21)
     quotient = difference_quotient(case, gradients[OURS], effort.steps)
     title = trial.name.replace("\n", ", ")
     print(f"\n{title}; K = {effort.steps}, {effort.iterations} CG iterations; {len(seconds[OURS])} rounds")
     print(f"  ours against a difference quotient of F: {quotient:.1e}")
     print("                  |gradient - ours|   CPU ms   time / ours           its implicit part / ours")
     for label, values in seconds.items():
-        distance = apart(gradients[label], gradients[OURS])
+        distance = relative_difference(gradients[label], gradients[OURS])
         text = f"  {label:16} {distance:12.1e} {1e3 * statistics.median(values):13.1f}   {spread(seconds, label)}"
         if label in implicit:
             text += f"   {spread(implicit, label)}"
@@ -118,7 +118,7 @@ def count_passes(samples: int, effort: Effort) -> tuple[int, int]:
         evaluations += 1
         return case.inner(theta, delta)
 
-    estimate = contestants(replace(case, inner=counted), effort)[OURS]
+    estimate = make_estimates(replace(case, inner=counted), effort)[OURS]
     with patch.object(torch.autograd, "grad", wraps=torch.autograd.grad) as backward:
         estimate()
     return evaluations, backward.call_count
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="a folder such as docs: measure growth too, write images/ there")
     parser.add_argument("--seconds", type=float, default=20, help="of CPU time for each comparison")
     options = parser.parse_args()
-    begun = time.monotonic()
+    start = time.monotonic()
     torch.set_default_dtype(torch.float64)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float64")
     print("torchopt is not installed: left out" if torchopt is None else f"torchopt {torchopt.__version__}")
@@ -137,18 +137,18 @@ def main() -> None:
     for samples in (8, 2048):
         evaluations, backward = count_passes(samples, effort)
         print(f"M = {samples}: h evaluated {evaluations} times, {backward} backward passes; K = 20, 10 CG iterations")
-    found = {trial.name: compare(trial, options.seconds) for trial in trials()}
+    seconds_of_trials = {trial.name: compare(trial, options.seconds) for trial in trials()}
     if options.output is None:
         return
     curves = {name: growth(name) for name in GROWTH}
-    held = memory()
+    saved = memory()
     print(f"\nexponents, fitted to the {FITTED} largest sizes")
-    for name, seconds in [*curves.items(), ("K", held)]:
-        what = "bytes" if seconds is held else "seconds"
+    for name, seconds in [*curves.items(), ("K", saved)]:
+        unit = "bytes" if seconds is saved else "seconds"
         slopes = (f"{label} {exponent(GROWTH[name], numbers):.2f}" for label, numbers in seconds.items())
-        print(f"  {what} in {name}: " + "; ".join(slopes))
-    draw(curves, held, found, options.output / "images" / "bilevel_cost.png")
-    print(f"{time.monotonic() - begun:.0f} s")
+        print(f"  {unit} in {name}: " + "; ".join(slopes))
+    draw(curves, saved, seconds_of_trials, options.output / "images" / "bilevel_cost.png")
+    print(f"{time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The problems of bilevel.py, those who estimate their hypergradients, and the rounds in which they take turns."""
+"""The problems of bilevel.py, the estimators of their hypergradients, and the rounds in which they are timed."""
 
 import random
 import statistics
@@ -30,21 +30,21 @@ except ImportError:
 
 Level = Callable[[Tensor, Tensor], Tensor]  # theta, delta -> one value per sample
 Estimate = Callable[[], Tensor]  # -> the gradient in theta
-Rounds = dict[str, list[float]]  # contestant -> seconds, round by round
+Rounds = dict[str, list[float]]  # estimator -> seconds, round by round
 
 OURS, UNROLLED, TORCHOPT = "ours, CG", "unrolled", "torchopt, CG"
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """min over theta of mean g(theta, delta*), delta* = argmin h; every contestant can express it."""
+    """min over theta of mean g(theta, delta*), delta* = argmin h; every estimator can express it."""
 
     outer: Level  # g_i
     inner: Level  # h_i
     theta: Tensor
     start: Tensor
     size: float  # of the inner steps
-    given: tuple[Tensor, ...]  # the data
+    data: tuple[Tensor, ...]
     shared: bool = False
 
     def total(self, delta: Tensor, theta: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def logistic(samples: int, features: int, classes: int) -> Case:
     teacher = torch.randn(20, classes, generator=draw)
     latent = torch.randn(2 * samples, 20, generator=draw)
     noise = torch.randn(2 * samples, features, generator=draw) * (0.3 / features**0.5)
-    x, held_out = (latent @ basis + noise).chunk(2)
+    x, x_validation = (latent @ basis + noise).chunk(2)
     y, labels = (latent @ teacher).argmax(1).chunk(2)
     theta = (0.2 + 0.2 * torch.rand(features, classes, generator=draw)).log()
     steepest = torch.linalg.eigvalsh(x @ x.T / samples)[-1].item() / 2 + 0.4  # bound on the curvature of h
@@ -111,10 +111,10 @@ def logistic(samples: int, features: int, classes: int) -> Case:
         return fit + (theta.exp() * weights.square()).sum() / 2
 
     def outer(theta: Tensor, weights: Tensor) -> Tensor:
-        return F.cross_entropy(held_out @ weights, labels, reduction="none")
+        return F.cross_entropy(x_validation @ weights, labels, reduction="none")
 
     start = torch.zeros(features, classes)
-    return Case(outer, inner, theta, start, 2 / (steepest + 0.2), (x, y, held_out, labels), shared=True)
+    return Case(outer, inner, theta, start, 2 / (steepest + 0.2), (x, y, x_validation, labels), shared=True)
 
 
 def descend(case: Case, theta: Tensor, start: Tensor, steps: int) -> Tensor:
@@ -122,8 +122,8 @@ def descend(case: Case, theta: Tensor, start: Tensor, steps: int) -> Tensor:
         return case.total(rows.squeeze(0), theta)[None] if case.shared else case.inner(theta, rows)
 
     rows = start[None] if case.shared else start
-    found = projected_descent(h, rows, WholeSpace(), GradientStep(case.size), steps, shared=case.shared)
-    return found[0] if case.shared else found
+    delta = projected_descent(h, rows, WholeSpace(), GradientStep(case.size), steps, shared=case.shared)
+    return delta[0] if case.shared else delta
 
 
 def ours(case: Case, steps: int, solve: Solver) -> Estimate:
@@ -176,14 +176,14 @@ def by_torchopt(case: Case, effort: Effort) -> Estimate:
     return estimate
 
 
-def contestants(case: Case, effort: Effort, further: dict[str, Solver] | None = None) -> dict[str, Estimate]:
+def make_estimates(case: Case, effort: Effort, further: dict[str, Solver] | None = None) -> dict[str, Estimate]:
     """Ours with a fixed number of iterations, the others, and ours with further solvers."""
-    found = {OURS: ours(case, effort.steps, ConjugateGradient(effort.iterations, tolerance=None))}
-    found |= {name: ours(case, effort.steps, solve) for name, solve in (further or {}).items()}
-    found[UNROLLED] = unrolled(case, effort.steps)
+    estimates = {OURS: ours(case, effort.steps, ConjugateGradient(effort.iterations, tolerance=None))}
+    estimates |= {name: ours(case, effort.steps, solve) for name, solve in (further or {}).items()}
+    estimates[UNROLLED] = unrolled(case, effort.steps)
     if torchopt is not None:
-        found[TORCHOPT] = by_torchopt(case, effort)
-    return found
+        estimates[TORCHOPT] = by_torchopt(case, effort)
+    return estimates
 
 
 def alternate(estimates: dict[str, Estimate], budget: float, fewest: int) -> Rounds:
@@ -195,9 +195,9 @@ def alternate(estimates: dict[str, Estimate], budget: float, fewest: int) -> Rou
     while rounds < fewest or spent < budget:
         # Shuffled, not rotated: what ran just before leaves its mark on heap and cache.
         for label in order.sample(list(estimates), len(estimates)):
-            begun = time.process_time()
+            start = time.process_time()
             estimates[label]()
-            seconds[label].append(time.process_time() - begun)
+            seconds[label].append(time.process_time() - start)
             spent += seconds[label][-1]
         rounds += 1
     return seconds

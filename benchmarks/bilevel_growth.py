@@ -19,7 +19,7 @@ from bilevel_cases import (
     Estimate,
     Rounds,
     alternate,
-    contestants,
+    make_estimates,
     quadratic,
     ratio,
     separable,
@@ -28,7 +28,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
-MARKS = {  # the colors of Okabe and Ito, told apart by marker and line too
+MARKS = {  # the colors of Okabe and Ito, which marker and line tell apart too
     OURS: {"color": "#0072B2", "marker": "o"},
     UNROLLED: {"color": "#D55E00", "marker": "s"},
     TORCHOPT: {"color": "#009E73", "marker": "^"},
@@ -54,39 +54,39 @@ class Held:
         self.tensor = tensor
 
 
-def saved_bytes(estimate: Estimate, given: tuple[Tensor, ...]) -> int:
-    """The most that autograd held for its backward passes at any one time, each storage once, the data left out."""
+def saved_bytes(estimate: Estimate, data: tuple[Tensor, ...]) -> int:
+    """The largest number of bytes that autograd kept for its backward passes at one time, without the data."""
     holders: Counter[int] = Counter()
-    data = {tensor.untyped_storage().data_ptr() for tensor in given}
-    now = most = 0
+    data_addresses = {tensor.untyped_storage().data_ptr() for tensor in data}
+    current = largest = 0
 
     def release(address: int, count: int) -> None:
-        nonlocal now
+        nonlocal current
         holders[address] -= 1
-        now -= count if holders[address] == 0 else 0
+        current -= count if holders[address] == 0 else 0
 
     def pack(tensor: Tensor) -> Held:
-        nonlocal now, most
+        nonlocal current, largest
         storage, held = tensor.untyped_storage(), Held(tensor)
-        if storage.data_ptr() not in data:
+        if storage.data_ptr() not in data_addresses:
             holders[storage.data_ptr()] += 1
-            now += storage.nbytes() if holders[storage.data_ptr()] == 1 else 0
-            most = max(most, now)
+            current += storage.nbytes() if holders[storage.data_ptr()] == 1 else 0
+            largest = max(largest, current)
             weakref.finalize(held, release, storage.data_ptr(), storage.nbytes())
         return held
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
         estimate()
-    return most
+    return largest
 
 
 def growth(name: str) -> Rounds:
-    """Seconds of each contestant at each value of one size, the others as in BASE."""
+    """Seconds of each estimator at each value of one size, the others as in BASE."""
     curves: Rounds = {}
     for value in GROWTH[name]:
         sizes = BASE | {name: value}
         case = quadratic(sizes["M"], sizes["p"], sizes["d"])
-        for label, seconds in alternate(contestants(case, Effort(sizes["K"], 10)), 2, 3).items():
+        for label, seconds in alternate(make_estimates(case, Effort(sizes["K"], 10)), 2, 3).items():
             curves.setdefault(label, []).append(statistics.median(seconds))
     return curves
 
@@ -102,11 +102,11 @@ def memory() -> Rounds:
     On the separable problem: the gradient of a quadratic is linear, so there autograd has next to nothing to keep.
     """
     case = separable(BASE["M"], BASE["p"], BASE["d"])
-    found: Rounds = {OURS: [], UNROLLED: []}
+    saved: Rounds = {OURS: [], UNROLLED: []}
     for steps in GROWTH["K"]:
-        for label in found:
-            found[label].append(saved_bytes(contestants(case, Effort(steps, 10))[label], case.given))
-    return found
+        for label in saved:
+            saved[label].append(saved_bytes(make_estimates(case, Effort(steps, 10))[label], case.data))
+    return saved
 
 
 def draw_curves(axis: Axes, name: str, curves: Rounds, scale: float, ylabel: str) -> None:
@@ -123,28 +123,28 @@ def draw_curves(axis: Axes, name: str, curves: Rounds, scale: float, ylabel: str
     axis.legend(fontsize=8)
 
 
-def draw_ratios(axis: Axes, found: dict[str, Rounds]) -> None:
+def draw_ratios(axis: Axes, trials: dict[str, Rounds]) -> None:
     axis.axvline(1, color=MARKS[OURS]["color"])
-    for row, seconds in enumerate(found.values()):
+    for row, seconds in enumerate(trials.values()):
         for shift, label in enumerate(label for label in seconds if label != OURS):
             low, middle, high = ratio(seconds, label)
             place, ends = row + 0.22 * (shift - 1), [[middle - low], [high - middle]]
             axis.errorbar(middle, place, xerr=ends, capsize=3, ls="", **MARKS[label])
-    for label in dict.fromkeys(label for seconds in found.values() for label in seconds if label != OURS):
+    for label in dict.fromkeys(label for seconds in trials.values() for label in seconds if label != OURS):
         axis.plot([], [], ls="", label=label, **MARKS[label])
-    axis.set_yticks(range(len(found)), list(found), fontsize=8)
-    axis.set_ylim(len(found) - 0.4, -0.6)
+    axis.set_yticks(range(len(trials)), list(trials), fontsize=8)
+    axis.set_ylim(len(trials) - 0.4, -0.6)
     axis.set(xlabel="CPU time / ours with CG (95% interval)")
     axis.grid(alpha=0.3, axis="x")
     axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
 
 
-def draw(curves: dict[str, Rounds], held: Rounds, found: dict[str, Rounds], path: Path) -> None:
+def draw(curves: dict[str, Rounds], saved: Rounds, trials: dict[str, Rounds], path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(13, 7.5), layout="constrained")
     for axis, (name, seconds) in zip(axes.flat, curves.items(), strict=False):
         draw_curves(axis, name, seconds, 1, "CPU seconds per hypergradient")
-    draw_curves(axes.flat[4], "K", held, 2**-20, "MiB that autograd keeps (separable)")
-    draw_ratios(axes.flat[5], found)
+    draw_curves(axes.flat[4], "K", saved, 2**-20, "MiB that autograd keeps (separable)")
+    draw_ratios(axes.flat[5], trials)
     fixed = ", ".join(f"{name} = {value}" for name, value in BASE.items())
     figure.suptitle(f"One hypergradient: {fixed} where not varied, 10 CG iterations; exponents of the largest sizes")
     path.parent.mkdir(parents=True, exist_ok=True)

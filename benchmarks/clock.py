@@ -5,27 +5,28 @@ from collections.abc import Callable
 
 import torch
 
-from doubly.evaluation.memory import forget_peak, peak_memory
+from doubly.training.memory import peak_memory, reset_peak_memory
 
 
-def finished(device: torch.device) -> None:
-    """Wait for the device: kernels of CUDA run on after their call."""
+def wait_for(device: torch.device) -> None:
+    """Wait for the device: CUDA kernels run on after their call."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    finished(device)
-    begun = time.perf_counter()
+    """Return the seconds that the work takes."""
+    wait_for(device)
+    start = time.perf_counter()
     work()
-    finished(device)
-    return time.perf_counter() - begun
+    wait_for(device)
+    return time.perf_counter() - start
 
 
 def peak_above(work: Callable[[], object], device: torch.device) -> float:
-    """MiB that the work takes above what was held before. In a process of its own: heaps do not shrink."""
-    forget_peak(device)
+    """Return the MiB that the work adds to the peak; call it in a new process, since heaps do not shrink."""
+    reset_peak_memory(device)
     before = peak_memory(device) or 0
     work()
-    finished(device)
+    wait_for(device)
     return ((peak_memory(device) or 0) - before) / 2**20

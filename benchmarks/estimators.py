@@ -21,8 +21,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from doubly.bilevel import Descent, Diagonal, GradientStep, LogMeanExp, RunningMean, Step, Terms
-from doubly.bilevel import minimize as minimize
+from doubly.bilevel import Descent, Diagonal, GradientStep, LogMeanExp, RunningMean, Step, Terms, minimize
 from doubly.bilevel.composition import Composition, State
 
 ROOT = Path(__file__).parent.parent
@@ -37,17 +36,17 @@ FACTORS: dict[str, Callable[[int], float]] = {  # of the step size
 
 
 class SideBySide(LogMeanExp):
-    """One column per run, each with its own u. The value is their sum, for the history wants one number."""
+    """LogMeanExp of several runs: one column and one u per run. The value is their sum, one number for the history."""
 
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        found = []
+        updates = []
         for run in range(values.shape[1]):
-            known = {name: part[run] for name, part in state.items()}
+            run_state = {name: part[run] for name, part in state.items()}
             previous = None if all_previous is None else all_previous[:, run]
-            found.append(super().update(values[:, run], all_values[:, run], known, previous))
-        weights, states = zip(*found, strict=True)
+            updates.append(super().update(values[:, run], all_values[:, run], run_state, previous))
+        weights, states = zip(*updates, strict=True)
         return torch.stack(weights, 1), {name: torch.stack([each[name] for each in states]) for name in states[0]}
 
     def value(self, values: Tensor) -> Tensor:
@@ -61,7 +60,7 @@ def mean_variance(u: Tensor) -> Tensor:
 
 class Outer(NamedTuple):
     composition: Composition
-    lift: Callable[[Tensor], Tensor]  # losses (B, runs) -> what `minimize` is given as g
+    lift: Callable[[Tensor], Tensor]  # losses (B, runs) -> g
     read: Callable[[Tensor], Tensor]  # u -> the entry that f' depends on, one per run
     truth: Callable[[Tensor], Tensor]  # losses (runs, M) -> that entry for all samples
     value: Callable[[Tensor], Tensor]  # losses (runs, M) -> F
@@ -88,13 +87,13 @@ OUTERS = {
 class Scores(NamedTuple):
     """One number per run. Errors are roots of mean squares."""
 
-    travelling: Tensor  # relative error of u, over the first eighth of all steps
+    traveling: Tensor  # relative error of u, over the first eighth of all steps
     settled: Tensor  # the same over the last half of these steps
     gradient: Tensor  # |grad F|, over the last forty
     excess: Tensor  # F - F*, mean over the last forty
 
 
-TITLES = ["error of u, travelling", "error of u, settled", "final ‖∇F‖", "final F - F*"]
+TITLES = ["error of u, traveling", "error of u, settled", "final ‖∇F‖", "final F - F*"]
 
 
 def objective(problem: Any, outer: Outer, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,37 +155,37 @@ def run(
     return scores(*parts, STEPS), scores(*parts, STEPS // 2)
 
 
-Found = dict[tuple[str, int], Scores]  # by estimator and batch size
+Results = dict[tuple[str, int], Scores]  # by estimator and batch size
 
 
-def measure(problem: Any, outer: Outer, factor: Callable[[int], float]) -> Found:
-    found, lowest = {}, least(problem, outer)
+def measure(problem: Any, outer: Outer, factor: Callable[[int], float]) -> Results:
+    results, lowest = {}, least(problem, outer)
     for (name, eta), batch, storm in product(ETAS.items(), BATCHES, (False, True)):
         if storm and eta > 0.5:  # at 1 they are the same, at 0.9 nearly
             continue
         whole, half = run(problem, outer, lowest, factor, batch, eta, storm)
-        found[f"{'STORM ' if storm else ''}η = {name}", batch] = whole
+        results[f"{'STORM ' if storm else ''}η = {name}", batch] = whole
         if storm:
-            found[f"STORM η = {name}, half the steps", batch] = half
-    return found
+            results[f"STORM η = {name}, half the steps", batch] = half
+    return results
 
 
-def show(title: str, found: Found) -> None:
+def show(title: str, results: Results) -> None:
     print(f"\n**{title}**, mean ± standard deviation over {RUNS} runs\n")
     print("| estimator |" + "".join(f" {title}, B = {batch} |" for title, batch in product(TITLES, BATCHES)))
     print("| --- |" + " --- |" * len(TITLES) * len(BATCHES))
-    for name in dict.fromkeys(name for name, _ in found):
-        cells = [found[name, batch][metric] for metric, batch in product(range(len(TITLES)), BATCHES)]
+    for name in dict.fromkeys(name for name, _ in results):
+        cells = [results[name, batch][metric] for metric, batch in product(range(len(TITLES)), BATCHES)]
         print(f"| {name} |" + "".join(f" {cell.mean():.2g} ± {cell.std():.2g} |" for cell in cells), flush=True)
 
 
-def draw(axis: plt.Axes, found: Found, metric: int) -> None:
+def draw(axis: plt.Axes, results: Results, metric: int) -> None:
     for batch, color in BATCHES.items():
         for prefix, suffix, style in (("", "", "o-"), ("STORM ", "", "^--"), ("STORM ", ", half the steps", "v:")):
             if suffix and metric < 3:
                 continue
             keys = {eta: (f"{prefix}η = {name}{suffix}", batch) for name, eta in ETAS.items()}
-            points = {eta: found[key][metric].mean() for eta, key in keys.items() if key in found}
+            points = {eta: results[key][metric].mean() for eta, key in keys.items() if key in results}
             label = f"B = {batch}, {prefix.strip() or 'moving average'}{suffix}"
             axis.loglog(list(points), list(points.values()), style, color=color, markersize=4, label=label)
     axis.grid(alpha=0.3)
@@ -198,11 +197,11 @@ def main() -> None:
     shown = [0, 1, 3]
     figure, axes = plt.subplots(3, 4, figsize=(13, 9), sharex=True, sharey="row", layout="constrained")
     for column, (outer, factor) in zip(axes.T, product(OUTERS, FACTORS), strict=True):
-        found = measure(problem, OUTERS[outer], FACTORS[factor])
-        show(f"{outer}, {factor}", found)
+        results = measure(problem, OUTERS[outer], FACTORS[factor])
+        show(f"{outer}, {factor}", results)
         column[0].set_title(f"{outer}, {factor}")
         for axis, metric in zip(column, shown, strict=True):
-            draw(axis, found, metric)
+            draw(axis, results, metric)
         column[-1].set(
             xlabel="η", xticks=[0.02, 0.1, STEPS**-0.25, 0.5, 1], xticklabels=["0.02", "0.1", "$T^{-1/4}$", "0.5", "1"]
         )

@@ -1,7 +1,7 @@
 """How seconds and peak memory of a step grow with batch, K, image size, width, classes and data. A part of run.py.
 
-A point is a small network's step in a process of its own, forked off one that has imported torch and done nothing, so
-that neither the heap nor the peak of another point is in it. All points take turns; the curves have their medians.
+A point is the step of a small network in a new process, forked from one that has imported torch and done nothing, so
+that it has neither the heap nor the peak of another point. All points take turns; the curves have their medians.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ from doubly.models import NarrowResNet
 
 WHO = ("AT", "DONE exact")
 LOADER = "loader"
-PRELOADED = ["torch", "doubly.methods", "doubly.models", "doubly.data.loader", "doubly.evaluation.memory"]
+PRELOADED = ["torch", "doubly.methods", "doubly.models", "doubly.data.loader", "doubly.training.memory"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Point:
     batch: int = 32
     steps: int = 5  # K
     size: int = 32  # pixels along an edge
-    width: int = 8  # channels of the first stage
+    width: int = 16  # channels of the first stage
     classes: int = 10
 
 
@@ -41,14 +41,14 @@ RANGES: dict[str, tuple[int, ...]] = {
     "batch": (16, 32, 64, 128, 256, 512),
     "steps": (1, 2, 4, 8, 16, 32, 64),
     "size": (8, 16, 32, 64, 128),
-    "width": (8, 16, 32, 64),  # not 4: torch 2.13 corrupts the heap there, with channels last on a CPU
+    "width": (16, 24, 32, 48, 64),  # torch 2.13 corrupts the heap below 16, with channels last on a CPU with AVX-512
     "classes": (10, 30, 100, 300, 1000),
 }
 DATA = (1_000, 4_000, 16_000, 64_000)
 
 
 def step_point(who: str, point: Point, device_name: str) -> tuple[float, float]:
-    """(seconds, MiB above the idle process) of one step, after a small one has warmed up the libraries."""
+    """Return the (seconds, MiB) of one step, after a small one has warmed up the libraries."""
     device = torch.device(device_name)
     torch.manual_seed(0)
     model = NarrowResNet(point.width, 1).build(3, point.classes, [0.5] * 3, [0.25] * 3)
@@ -60,19 +60,19 @@ def step_point(who: str, point: Point, device_name: str) -> tuple[float, float]:
 
     step(2)(1)
     model.zero_grad()  # the gradients of the parameters are a part of the step's memory
-    whole = step(point.batch)
+    full_step = step(point.batch)
     seconds = []
 
     def twice() -> None:
-        whole(1)  # the libraries prepare themselves for each new shape
-        seconds.append(timed(lambda: whole(point.steps), device))
+        full_step(1)  # the libraries prepare themselves for each new shape
+        seconds.append(timed(lambda: full_step(point.steps), device))
 
     memory = peak_above(twice, device)
     return seconds[0], memory
 
 
 def loader_point(images: int) -> tuple[float, float]:
-    """(seconds of one epoch of augmented batches, MiB of the data and of what the epoch adds)."""
+    """Return the seconds of one epoch of augmented batches, and the MiB of the data and the epoch."""
     device = torch.device("cpu")
     seconds = []
 
@@ -87,46 +87,46 @@ def loader_point(images: int) -> tuple[float, float]:
 
 
 def tasks(quick: bool, device: str) -> dict[tuple[str, str, int], tuple[Any, ...]]:
-    """(against what, of whom, how much) -> the function and its arguments."""
-    few = slice(0, 3 if quick else None)
-    found: dict[tuple[str, str, int], tuple[Any, ...]] = {}
+    """Return the function and arguments of each point, by (what varies, who is measured, value)."""
+    some = slice(0, 3 if quick else None)
+    points: dict[tuple[str, str, int], tuple[Any, ...]] = {}
     for along, values in RANGES.items():
-        for value in values[few]:
+        for value in values[some]:
             for who in WHO:
-                found[along, who, value] = (step_point, who, replace(Point(), **{along: value}), device)
-    found.update({("images", LOADER, count): (loader_point, count) for count in DATA[few]})
-    return found
+                points[along, who, value] = (step_point, who, replace(Point(), **{along: value}), device)
+    points.update({("images", LOADER, count): (loader_point, count) for count in DATA[some]})
+    return points
 
 
-def in_processes(asked: dict[tuple[str, str, int], tuple[Any, ...]], rounds: int) -> dict[tuple[str, str, int], Any]:
-    """Every task once per round, each in a new process; task -> its answers."""
+def in_processes(points: dict[tuple[str, str, int], tuple[Any, ...]], rounds: int) -> dict[tuple[str, str, int], Any]:
+    """Do every task once per round, each in a new process, and return the results of each."""
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:
         context.set_forkserver_preload(PRELOADED)
-    answers: dict[tuple[str, str, int], list[tuple[float, float]]] = {task: [] for task in asked}
+    results: dict[tuple[str, str, int], list[tuple[float, float]]] = {task: [] for task in points}
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
         for turn in range(rounds):
-            for along in dict.fromkeys(along for along, _, _ in asked):
-                begun, here = time.perf_counter(), [task for task in asked if task[0] == along]
-                for task in here:
-                    function, *arguments = asked[task]
-                    answers[task].append(pool.submit(function, *arguments).result())
-                said = f"{len(here)} points against {along} in {time.perf_counter() - begun:.0f} s"
-                print(f"  round {turn + 1} of {rounds}: {said}", flush=True)
-    return answers
+            for along in dict.fromkeys(along for along, _, _ in points):
+                start, current = time.perf_counter(), [task for task in points if task[0] == along]
+                for task in current:
+                    function, *arguments = points[task]
+                    results[task].append(pool.submit(function, *arguments).result())
+                message = f"{len(current)} points against {along} in {time.perf_counter() - start:.0f} s"
+                print(f"  round {turn + 1} of {rounds}: {message}", flush=True)
+    return results
 
 
-def curves(answers: dict[tuple[str, str, int], Any]) -> Iterable[dict[str, Any]]:
-    for along, who in dict.fromkeys((along, who) for along, who, _ in answers):
-        here = {value: found for (a, w, value), found in answers.items() if (a, w) == (along, who)}
+def curves(results: dict[tuple[str, str, int], Any]) -> Iterable[dict[str, Any]]:
+    for along, who in dict.fromkeys((along, who) for along, who, _ in results):
+        values = {value: times for (a, w, value), times in results.items() if (a, w) == (along, who)}
         for place, quantity in enumerate(("seconds", "MiB")):
-            y = [statistics.median(one[place] for one in found) for found in here.values()]
-            yield {"along": along, "who": who, "quantity": quantity, "x": list(here), "y": y}
+            y = [statistics.median(one[place] for one in times) for times in values.values()]
+            yield {"along": along, "who": who, "quantity": quantity, "x": list(values), "y": y}
 
 
 def measure(settings: Settings) -> Outcome:
-    answers = in_processes(tasks(settings.quick, settings.device), settings.rounds)
+    results = in_processes(tasks(settings.quick, settings.device), settings.rounds)
     base = ", ".join(f"{name} {value}" for name, value in asdict(Point()).items())
     sizes = f"narrow ResNet with one block per stage; where a curve does not vary it: {base.replace('steps', 'K =')}"
-    return Outcome([], sizes, curves=list(curves(answers)))
+    return Outcome([], sizes, curves=list(curves(results)))

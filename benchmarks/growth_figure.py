@@ -49,10 +49,10 @@ def draw(curves: Sequence[Curve], quantity: str, path: Path) -> None:
         for along in dict.fromkeys(curve["along"] for curve in shown):
             axes = figure.add_subplot(2, 3, len(panels) + 1)
             panels.append(axes)
-            here = [curve for curve in shown if curve["along"] == along]
-            for place, curve in enumerate(here):
+            drawn = [curve for curve in shown if curve["along"] == along]
+            for place, curve in enumerate(drawn):
                 _curve(axes, curve, place)
-            _scales(axes, here)
+            _scales(axes, drawn)
             axes.set_title(NAMES[along], loc="left", fontsize=10)
         for axes in panels[::3]:
             axes.set_ylabel(TITLES[quantity].partition(" of ")[0] if quantity == "seconds" else "peak memory, MiB")
@@ -92,9 +92,9 @@ def table(curves: Sequence[Curve]) -> list[str]:
         "| --- | --- | ---: | --- | ---: | ---: |",
     ]
     for along, who in dict.fromkeys((curve["along"], curve["who"]) for curve in curves):
-        here = {c["quantity"]: c for c in curves if (c["along"], c["who"]) == (along, who)}
-        x = here["seconds"]["x"]
-        fits = [fitted(here[quantity]) for quantity in TITLES]
+        by_quantity = {c["quantity"]: c for c in curves if (c["along"], c["who"]) == (along, who)}
+        x = by_quantity["seconds"]["x"]
+        fits = [fitted(by_quantity[quantity]) for quantity in TITLES]
         range_ = f"{x[0]:,} to {x[-1]:,}"
         rows.append(f"| {NAMES[along]} | {range_} | {x[upper(len(x))]:,} | {who} | {' | '.join(fits)} |")
     return rows

@@ -26,9 +26,9 @@ print("torch" in sys.modules)
 
 def starting(statement: str) -> Callable[[], float]:
     def seconds() -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         subprocess.run([sys.executable, "-c", statement], check=True)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     return seconds
 
@@ -36,8 +36,8 @@ def starting(statement: str) -> Callable[[], float]:
 def torch_free(what: str, *words: str) -> Line:
     """Whether the command ran and torch was not imported."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, check=False)
-    said = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
-    return answer(f"{what} without importing torch", done.stdout.endswith("False\n") and not done.returncode, said)
+    error = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
+    return answer(f"{what} without importing torch", done.stdout.endswith("False\n") and not done.returncode, error)
 
 
 def measure(settings: Settings) -> Outcome:

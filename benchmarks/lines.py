@@ -81,8 +81,8 @@ def taking_turns(contestants: Mapping[str, Callable[[], float]], rounds: int) ->
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             seconds[name].append(contestants[name]())
-        said = ", ".join(f"{name} {seconds[name][-1]:.2f} s" for name in names)
-        print(f"  round {turn + 1} of {rounds}: {said}", flush=True)
+        message = ", ".join(f"{name} {seconds[name][-1]:.2f} s" for name in names)
+        print(f"  round {turn + 1} of {rounds}: {message}", flush=True)
     return seconds
 
 

@@ -33,21 +33,21 @@ def summary(results: Results) -> str:
             if line.aim is not None and verdict in judged:
                 judged[verdict].append(f"{line.what} ({result['title']})")
     count = sum(map(len, judged.values()))
-    said = [f"**{len(judged['met'])} of {count} aims met.**"]
+    sentences = [f"**{len(judged['met'])} of {count} aims met.**"]
     for verdict, beginning in (("MISSED", "Missed"), ("not measured", "Not measured")):
         if judged[verdict]:
-            said.append(f"{beginning}: {'; '.join(judged[verdict])}.")
+            sentences.append(f"{beginning}: {'; '.join(judged[verdict])}.")
     broken = [result["title"] for result in results.values() if result.get("problem")]
     if broken:
-        said.append(f"Parts that broke off: {'; '.join(broken)}.")
+        sentences.append(f"Parts that broke off: {'; '.join(broken)}.")
     if any(result["conditions"]["quick"] for result in results.values()):
-        said.append("**Parts marked quick are tiny: they show that the program works, and measure nothing.**")
-    return " ".join(said)
+        sentences.append("**Parts marked quick are tiny: they show that the program works, and measure nothing.**")
+    return " ".join(sentences)
 
 
 def lines(result: Mapping[str, Any]) -> list[Line]:
-    found = (result.get("outcome") or {}).get("lines", [])
-    return [Line(**{**line, "values": tuple(line["values"])}) for line in found]
+    stored = (result.get("outcome") or {}).get("lines", [])
+    return [Line(**{**line, "values": tuple(line["values"])}) for line in stored]
 
 
 def section(name: str, result: Mapping[str, Any], folder: str) -> str:
@@ -69,8 +69,8 @@ def section(name: str, result: Mapping[str, Any], folder: str) -> str:
 
 def row(line: Line, quick: bool) -> str:
     median, spread, aim, verdict = shown(line, quick)
-    said = f"{verdict}: {line.note}" if line.note and verdict else verdict or line.note
-    return f"| {line.what} | {median} | {spread} | {aim} | {cell(said)} |"
+    remark = f"{verdict}: {line.note}" if line.note and verdict else verdict or line.note
+    return f"| {line.what} | {median} | {spread} | {aim} | {cell(remark)} |"
 
 
 def cell(text: str) -> str:
@@ -80,9 +80,9 @@ def cell(text: str) -> str:
 def conditions(c: Mapping[str, Any], sizes: str) -> str:
     threads = f", {c['threads']} threads" if c["threads"] > 1 else ", 1 thread" if c["threads"] else ""
     rounds = f"{c['rounds']} round{'s' if c['rounds'] > 1 else ''}"
-    said = f"{sizes + '; ' if sizes else ''}{rounds}{', quick' if c['quick'] else ''}. "
-    said += f"{c['machine']}, {c['cores']} cores{threads}, torch {c['torch']}; {c['date']}, {c['took']:.0f} s, "
-    return said[:1].upper() + said[1:] + f"load at the start {c['load']:.1f}, commit {c['commit']}."
+    text = f"{sizes + '; ' if sizes else ''}{rounds}{', quick' if c['quick'] else ''}. "
+    text += f"{c['machine']}, {c['cores']} cores{threads}, torch {c['torch']}; {c['date']}, {c['took']:.0f} s, "
+    return text[:1].upper() + text[1:] + f"load at the start {c['load']:.1f}, commit {c['commit']}."
 
 
 def picture(name: str, quantity: str) -> str:

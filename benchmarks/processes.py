@@ -23,7 +23,7 @@ class TrainingError(Exception):
 
 
 def write_images(folder: Path, count: int) -> None:
-    """Random bytes of CIFAR-10's shape: a step takes as long on them as on photographs."""
+    """Write random bytes of CIFAR-10's shape: a step takes as long on them as on photographs."""
     draw = np.random.default_rng(0)
     parts = {"train": count, "test": 20}
     arrays = {f"x_{part}": draw.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8) for part, n in parts.items()}
@@ -31,7 +31,7 @@ def write_images(folder: Path, count: int) -> None:
 
 
 def training(folder: Path, beginning: list[str], epochs: int, *more: str) -> Callable[[], float]:
-    """The seconds of the fastest epoch after the first, as the run itself recorded them."""
+    """Return a function that trains, and returns the seconds of the fastest epoch after the first."""
 
     def seconds() -> float:
         output = folder / f"run-{time.monotonic_ns()}"
@@ -39,7 +39,7 @@ def training(folder: Path, beginning: list[str], epochs: int, *more: str) -> Cal
         words += [
             "--epochs",
             str(epochs),
-            "--batch",
+            "--batch-size",
             str(BATCH),
             "--validation.every",
             "1000",
@@ -50,17 +50,17 @@ def training(folder: Path, beginning: list[str], epochs: int, *more: str) -> Cal
         done = subprocess.run([*beginning, *words], capture_output=True, text=True, timeout=600, check=False)
         rows = read_metrics(output / "metrics.jsonl")
         if done.returncode or len(rows) != epochs:
-            raise TrainingError(told(done.stderr or done.stdout))
+            raise TrainingError(error_line(done.stderr or done.stdout))
         return min(row["seconds"] for row in rows[1:])
 
     return seconds
 
 
-def told(said: str) -> str:
-    """Our own sentence where there is one, else the last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip(" =-")]
+def error_line(output: str) -> str:
+    """Return our own message if there is one, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip(" =-")]
     ours = [line for line in lines if line.startswith(("doubly: ", "error: "))]
-    return (ours or lines[-1:] or ["it said nothing"])[0][:200]
+    return (ours or lines[-1:] or ["it printed nothing"])[0][:200]
 
 
 def measure(settings: Settings) -> Outcome:
@@ -73,21 +73,21 @@ def measure(settings: Settings) -> Outcome:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_images(folder, images)
-        together = [launcher, "--nproc-per-node", "2", "--standalone", "-m", "doubly"]
+        two = [launcher, "--nproc-per-node", "2", "--standalone", "-m", "doubly"]
         contestants = {
             "one process": training(folder, [sys.executable, "-m", "doubly"], epochs),
-            "two processes": training(folder, together, epochs),
-            "two processes, batch norm local": training(folder, together, epochs, "--batch-norm", "local"),
+            "two processes": training(folder, two, epochs),
+            "two processes, batch norm local": training(folder, two, epochs, "--batch-norm", "local"),
         }
         try:
             seconds = taking_turns(contestants, settings.rounds)
         except TrainingError as problem:
             return Outcome([Line(what, aim=AIM, at_least=True, note=str(problem))], sizes)
-    alone, *others = seconds
+    single, *others = seconds
     lines = [
         Line(
             f"images per second, {name} / one",
-            tuple(a / b for a, b in zip(seconds[alone], seconds[name], strict=True)),
+            tuple(a / b for a, b in zip(seconds[single], seconds[name], strict=True)),
             AIM,
             at_least=True,
         )

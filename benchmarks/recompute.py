@@ -1,6 +1,6 @@
 """Peak memory of one training step with and without `recompute_activations`, each in a process of its own (Linux).
 
-The allocator is told to give memory back at once (MALLOC_MMAP_THRESHOLD_), or the peak would be its own.
+MALLOC_MMAP_THRESHOLD_ makes the allocator return memory at once; else the peak would be that of the allocator.
 
     python benchmarks/recompute.py [--model resnet18] [--batch-size 64] [--methods AT "DONE first_order"]
 """
@@ -18,7 +18,7 @@ from doubly import AT, DONE, PGD, Batch, TrainStep
 from doubly.bilevel import SignStep
 from doubly.methods import FastBAT
 from doubly.models import MODELS
-from doubly.training.recompute import recomputing
+from doubly.training.recompute import recomputed_activations
 
 ATTACK = PGD(steps=1, rule=SignStep(2 / 255))  # the peak is one pass's, whatever the number of steps
 METHODS = {
@@ -30,52 +30,56 @@ METHODS = {
 
 
 def resident(field: str) -> float:
-    """MiB, now (VmRSS) or at the peak (VmHWM)."""
+    """Return MiB, now (VmRSS) or at the peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
 
 
-def report_peak(name: str, label: str, batch: int, recompute: bool) -> None:
-    """MiB above the idle process, whose gradients and libraries have their place already."""
+def report_peak(name: str, label: str, batch_size: int, recompute: bool) -> None:
+    """Print the MiB of a step beyond those of the idle process, which has its gradients and libraries already."""
     torch.manual_seed(0)
     model = MODELS[name]().build(3, 10, [0.5] * 3, [0.25] * 3).to(memory_format=torch.channels_last)
-    x, y = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last), torch.randint(10, (batch,))
+    x = torch.rand(batch_size, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(10, (batch_size,))
 
     def step(n: int) -> None:
-        with recomputing(model) if recompute else nullcontext():
-            given = Batch(x[:n], y[:n], torch.arange(n))
-            objective = METHODS[label].objective(model, given, {}, TrainStep(progress=0.7))
+        with recomputed_activations(model) if recompute else nullcontext():
+            batch = Batch(x[:n], y[:n], torch.arange(n))
+            objective = METHODS[label].objective(model, batch, {}, TrainStep(progress=0.7))
         objective.loss.backward()
 
     step(2)
     Path("/proc/self/clear_refs").write_text("5")
     idle = resident("VmRSS")
-    step(batch)
+    step(batch_size)
     print(resident("VmHWM") - idle)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet18", choices=list(MODELS))
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     parser.add_argument("--recompute", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak_of:
-        report_peak(options.model, options.peak_of, options.batch, options.recompute)
+        report_peak(options.model, options.peak_of, options.batch_size, options.recompute)
         return
-    print(f"torch {torch.__version__}, {options.model}, batch {options.batch}, 32 px: MiB of a step, kept / recomputed")
-    asked = [sys.executable, __file__, "--model", options.model, "--batch", str(options.batch)]
+    sizes = f"{options.model}, batch {options.batch_size}, 32 px"
+    print(f"torch {torch.__version__}, {sizes}: MiB of a step, stored / recomputed")
+    command = [sys.executable, __file__, "--model", options.model, "--batch-size", str(options.batch_size)]
     honest = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     for label in options.methods:
-        kept, again = (
+        stored, recomputed = (
             float(
-                subprocess.run([*asked, "--peak-of", label, *more], env=honest, capture_output=True, check=True).stdout
+                subprocess.run(
+                    [*command, "--peak-of", label, *more], env=honest, capture_output=True, check=True
+                ).stdout
             )
             for more in ([], ["--recompute"])
         )
-        print(f"  {label:18} {kept:6.0f}  {again:6.0f}   {again / kept:.2f}")
+        print(f"  {label:18} {stored:6.0f}  {recomputed:6.0f}   {recomputed / stored:.2f}")
 
 
 if __name__ == "__main__":

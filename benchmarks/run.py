@@ -1,9 +1,9 @@
-"""Every benchmark in one command, and one page of what it found.
+"""Every benchmark in one command, and one page of the results.
 
     python benchmarks/run.py [--only NAME ...] [--rounds N] [--quick] [--output docs/benchmarks.md]
 
-Each part runs in a process of its own, on the CPU and, where that is its matter, on CUDA too if there is one. What it
-found goes into results.json at once, and the page is written anew: a part that breaks off costs only its own lines.
+Each part runs in a process of its own, on the CPU and, where that makes sense, on CUDA too if there is one. Its results
+go into results.json at once, and the page is written again: a part that fails costs only its own lines.
 """
 
 import argparse
@@ -55,9 +55,9 @@ NAMES = {part.name: part for part in PARTS}
 
 
 def devices() -> list[str]:
-    """Asked in another process, so that this one stays small and the parts find CUDA untouched."""
-    asked = "import torch; print(torch.cuda.is_available())"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    """Return the devices; found out in another process, so that this one does not load CUDA."""
+    code = "import torch; print(torch.cuda.is_available())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return ["cpu", "cuda"] if done.stdout.strip() == "True" else ["cpu"]
 
 
@@ -73,14 +73,14 @@ def machine(device: str) -> str:
 
 
 def commit() -> str:
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=9"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
 def measured(part: Part, settings: Settings) -> dict[str, Any]:
-    """One part, in this process: what it found, or what broke it off, and under which conditions."""
-    begun, load = time.perf_counter(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    """Measure one part in this process; return its results or error, and the conditions."""
+    start, load = time.perf_counter(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     result: dict[str, Any] = {"title": part.title + (", CUDA" if settings.device == "cuda" else "")}
     module = part.module or part.name
     if find_spec(module) is None:
@@ -88,7 +88,7 @@ def measured(part: Part, settings: Settings) -> dict[str, Any]:
     else:
         try:
             result["outcome"] = asdict(import_module(module).measure(settings))
-        except Exception as problem:  # of whatever kind: the other parts go on
+        except Exception as problem:  # of any kind: the other parts are still measured
             traceback.print_exc()
             result["problem"] = f"{type(problem).__name__}: {problem}"[:300]
     threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else 0
@@ -99,7 +99,7 @@ def measured(part: Part, settings: Settings) -> dict[str, Any]:
         "threads": threads,
         "torch": version("torch"),
         "date": datetime.now(UTC).date().isoformat(),
-        "took": time.perf_counter() - begun,
+        "took": time.perf_counter() - start,
         "load": load,
         "commit": commit(),
     }
@@ -107,7 +107,7 @@ def measured(part: Part, settings: Settings) -> dict[str, Any]:
 
 
 def in_process(part: Part, settings: Settings) -> dict[str, Any]:
-    """The same in a process of its own, whose death is a result too."""
+    """Measure one part in a process of its own, whose death is a result too."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "part.json"
         words = [
@@ -124,20 +124,20 @@ def in_process(part: Part, settings: Settings) -> dict[str, Any]:
         if file.is_file():
             return read_json(file)
     nothing = dict.fromkeys(("cores", "threads"), 0) | dict.fromkeys(("took", "load"), 0.0)
-    said = {"machine": "unknown machine", "torch": version("torch"), "date": "", "commit": commit()}
+    unknown = {"machine": "unknown machine", "torch": version("torch"), "date": "", "commit": commit()}
     return {
         "title": part.title,
         "problem": f"its process ended with code {done.returncode}",
-        "conditions": {**asdict(settings), **nothing, **said},
+        "conditions": {**asdict(settings), **nothing, **unknown},
     }
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    told = f"{', '.join(NAMES)}; none of them writes the page anew"
-    parser.add_argument("--only", nargs="*", default=list(NAMES), choices=list(NAMES), metavar="NAME", help=told)
+    about = f"{', '.join(NAMES)}; none of them only writes the page again"
+    parser.add_argument("--only", nargs="*", default=list(NAMES), choices=list(NAMES), metavar="NAME", help=about)
     parser.add_argument("--rounds", type=int, help="of every part, in place of its own number")
-    parser.add_argument("--quick", action="store_true", help="tiny: shows that all of it works, and measures nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny: shows that everything works, and measures nothing")
     parser.add_argument("--output", type=Path, help="the page; docs/benchmarks.md, or runs/benchmarks.md where quick")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="only there")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -153,27 +153,27 @@ def main() -> None:
     output = options.output or ROOT / ("runs" if options.quick else "docs") / "benchmarks.md"
     file = output.with_suffix("") / "results.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    found = read_json(file) if file.is_file() else {}
+    results = read_json(file) if file.is_file() else {}
     chosen = [NAMES[name] for name in options.only]
-    asked = not options.device and any(part.everywhere for part in chosen)
-    everywhere = devices() if asked else [options.device or "cpu"]
-    begun = time.perf_counter()
+    all_devices = not options.device and any(part.everywhere for part in chosen)
+    everywhere = devices() if all_devices else [options.device or "cpu"]
+    start = time.perf_counter()
     for part in chosen:
         for device in everywhere if part.everywhere else ["cpu"]:
             rounds = options.rounds or (min(part.rounds, 2) if options.quick else part.rounds)
             key = part.name if device == "cpu" else f"{part.name} {device}"
-            print(f"[{time.perf_counter() - begun:4.0f} s] {key}: {rounds} rounds", flush=True)
-            found[key] = in_process(part, Settings(part.name, rounds, options.quick, device))
+            print(f"[{time.perf_counter() - start:4.0f} s] {key}: {rounds} rounds", flush=True)
+            results[key] = in_process(part, Settings(part.name, rounds, options.quick, device))
             order = [f"{name}{more}" for name in NAMES for more in ("", " cuda")]
-            found = {name: found[name] for name in order if name in found}
-            write_json(file, found)
-            write(found, output)
-            for line in lines(found[key]):
+            results = {name: results[name] for name in order if name in results}
+            write_json(file, results)
+            write(results, output)
+            for line in lines(results[key]):
                 print("  " + "  ".join(filter(None, (line.what, *shown(line, options.quick), line.note))), flush=True)
-            if "problem" in found[key]:
-                print(f"  broke off: {found[key]['problem']}", flush=True)
-    write(found, output)
-    print(f"[{time.perf_counter() - begun:4.0f} s] wrote {output}")
+            if "problem" in results[key]:
+                print(f"  failed: {results[key]['problem']}", flush=True)
+    write(results, output)
+    print(f"[{time.perf_counter() - start:4.0f} s] wrote {output}")
 
 
 if __name__ == "__main__":

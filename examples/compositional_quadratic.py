@@ -1,6 +1,6 @@
-"""A compositional bilevel problem whose answer is known, and what two common mistakes cost.
+"""A compositional bilevel problem with a known solution, and what two common mistakes cost.
 
-A leader chooses theta, follower i answers with delta_i, and that costs the leader c_i. Both the mean and the variance
+A leader chooses theta, follower i responds with delta_i, and that costs the leader c_i. Both the mean and the variance
 of c_i over all followers should be low:
 
     h_i = delta.A.delta / 2 - delta.(theta + x_i)      so that delta_i* = A^-1 (theta + x_i)
@@ -16,8 +16,7 @@ from functools import partial
 import torch
 from matplotlib.figure import Figure
 
-from doubly.bilevel import ConjugateGradient, Descent, GradientStep, RunningMean, Terms, cid
-from doubly.bilevel import minimize as minimize
+from doubly.bilevel import ConjugateGradient, Descent, GradientStep, RunningMean, Terms, cid, minimize
 
 torch.set_default_dtype(torch.float64)
 generator = torch.Generator().manual_seed(0)
@@ -35,7 +34,7 @@ def problem(theta, delta, batch):
 
 
 composition = RunningMean(lambda u: u[0] + (u[1] - u[0] ** 2) / (2 * r))
-one_call = partial(minimize, problem, data=(x, y), composition=composition, descent=Descent(GradientStep(2 / 3), 5))
+run_cid = partial(minimize, problem, data=(x, y), composition=composition, descent=Descent(GradientStep(2 / 3), 5))
 
 
 def own_loop(theta, steps):
@@ -43,8 +42,8 @@ def own_loop(theta, steps):
     optimizer = torch.optim.SGD([theta], lr=0.1)
     for _ in range(steps):
         delta = torch.linalg.solve(A, theta.detach() + x, left=False)  # any solver of the inner problems
-        here = partial(problem, theta, batch=(x, y))
-        direction = cid(here, delta, composition, state, ConjugateGradient())
+        terms_at = partial(problem, theta, batch=(x, y))
+        direction = cid(terms_at, delta, composition, state, ConjugateGradient())
         state = direction.state
         optimizer.zero_grad()
         direction.loss.backward()
@@ -52,20 +51,20 @@ def own_loop(theta, steps):
     return theta.detach()
 
 
-def answer(share=1.0):
-    """theta*, in closed form, for a leader who sees only a share of the variance."""
+def solution(share=1.0):
+    """theta* in closed form, for a leader who sees only a share of the variance."""
     w = torch.linalg.solve(A, y, left=False)  # c_i = w_i.theta + w_i.x_i + |theta|^2 / 2
     covariances = (w - w.mean(0)).T @ torch.cat([w, (w * x).sum(1, keepdim=True)], 1) / followers * share / r
     return -torch.linalg.solve(torch.eye(2) + covariances[:, :2], w.mean(0) + covariances[:, 2])
 
 
 def path(eta=lambda t: (1 + t) ** -0.5, **settings):
-    """theta after each of 500 steps, of which each sees two followers."""
-    seen = []
-    settings |= {"step_size": lambda t: 0.1 / (1 + t / 20), "callback": lambda step: seen.append(step.theta.tolist())}
+    """theta after each of 500 steps, each on two followers."""
+    thetas = []
+    settings |= {"step_size": lambda t: 0.1 / (1 + t / 20), "callback": lambda step: thetas.append(step.theta.tolist())}
     sgd, start = partial(torch.optim.SGD, lr=0.1), torch.zeros(followers, 2)
-    one_call(torch.ones(2), start, optimizer=sgd, steps=500, batch_size=2, eta=eta, **settings)
-    return torch.tensor(seen)
+    run_cid(torch.ones(2), start, optimizer=sgd, steps=500, batch_size=2, eta=eta, **settings)
+    return torch.tensor(thetas)
 
 
 def draw(paths, ends, file):
@@ -87,8 +86,8 @@ def draw(paths, ends, file):
 parser = argparse.ArgumentParser()
 parser.add_argument("--output", help="write the picture here")
 file = parser.parse_args().output
-result = one_call(torch.ones(2), torch.zeros_like(x), optimizer=partial(torch.optim.SGD, lr=0.1), steps=200)
-star, half = answer(), answer(followers / (followers - 1) / 2)  # two followers show half of the variance
+result = run_cid(torch.ones(2), torch.zeros_like(x), optimizer=partial(torch.optim.SGD, lr=0.1), steps=200)
+star, half = solution(), solution(followers / (followers - 1) / 2)  # two followers show half of the variance
 print(f"minimize, all followers at once: {(result.theta - star).norm():.0e} from theta*")
 print(f"own loop, all followers at once: {(own_loop(torch.ones(2), 200) - star).norm():.0e} from theta*")
 paths = {"CID": path(), "no implicit term": path(solve=None), "batch value for u (η = 1)": path(eta=lambda t: 1.0)}

@@ -1,4 +1,4 @@
-"""Theorem 1, seen: CID on a problem that meets every assumption and whose gradient is known in closed form.
+"""Theorem 1 in numbers: CID on a problem that meets every assumption and whose gradient is known in closed form.
 
     python examples/convergence.py                  the numbers, at small size
     python examples/convergence.py --output docs    the full size: docs/images/convergence.png and its numbers
@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doubly.bilevel import Descent, Diagonal, GradientStep, RunningMean, Step, Terms
-from doubly.bilevel import minimize as minimize
+from doubly.bilevel import Descent, Diagonal, GradientStep, RunningMean, Step, Terms, minimize
 
 SCALE = 16.0  # c of the step size beta = c / sqrt(T)
-FEW = 2  # samples in a small batch
+SMALL_BATCH = 2
 Results = dict[str, Any]
 
 
@@ -32,7 +31,7 @@ class Size(NamedTuple):
     horizons: list[int]  # T
     runs: int
     inner_steps: list[int]  # K
-    enough: int  # of them, for a floor below all else
+    enough_inner_steps: int  # for an inner error below all other errors
     chains: int
 
 
@@ -41,13 +40,13 @@ FULL = Size([16, 64, 256, 1024, 4096], 16, list(range(0, 41, 4)), 16, 40_000)
 
 
 def f(u: Tensor) -> Tensor:
-    """The sum over runs side by side: each has its own entry of u, and none feels another."""
+    """f summed over the runs, each of which has its own entry of u."""
     return torch.where(u > 1, u.clamp_min(1).log(), u - 1).sum()
 
 
 @dataclass(frozen=True, eq=False)
 class Distances:
-    """For several runs at once: theta is (runs, 2), delta (samples, runs, 3), and g_i has one entry per run."""
+    """The problem of several runs at once: theta is (runs, 2), delta (samples, runs, 3), g_i has an entry per run."""
 
     curvature: Tensor  # (3,), the diagonal of A
     coupling: Tensor  # (3, 2), B
@@ -68,12 +67,12 @@ class Distances:
         return 2 / (torch.linalg.matrix_norm(hessian, 2) + self.curvature.min()).item()
 
     def inverse(self, steps: int | None) -> Tensor:
-        """What so many inner steps from 0 make of A^-1, (3,); A^-1 itself if None."""
+        """The matrix, (3,), with which so many inner steps from 0 replace A^-1; A^-1 itself for None."""
         left = 0 if steps is None else (1 - self.inner_step() * self.curvature) ** steps
         return (1 - left) / self.curvature
 
     def lipschitz(self, steps: int | None = None) -> float:
-        """kappa, of theta -> delta_i."""
+        """The Lipschitz constant kappa of theta -> delta_i."""
         return torch.linalg.matrix_norm(self.inverse(steps)[:, None] * self.coupling, 2).item()
 
     def solutions(self, theta: Tensor, steps: int | None = None) -> Tensor:
@@ -88,7 +87,7 @@ class Distances:
         return g, slopes / g[..., None]
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """Of F, (runs, 2)."""
+        """The gradient of F, (runs, 2)."""
         g, slopes = self.values(theta)
         return slopes.mean(1) / g.mean(1, keepdim=True)
 
@@ -108,7 +107,7 @@ def start(runs: int) -> Tensor:
 
 
 def draws(problem: Distances, batch: int, runs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches with replacement, as the lemmas have them, each run its own."""
+    """Batches with replacement, as the lemmas have them; every run has its own."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         ids = torch.randint(len(problem.points), (batch, runs), generator=generator)
@@ -118,7 +117,7 @@ def draws(problem: Distances, batch: int, runs: int, seed: int) -> Iterator[tupl
 def descend(
     problem: Distances, theta: Tensor, data: Any, batch: int, steps: int, step_size: float, eta: float, inner: int
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 as the theorem has it, each inner solve from 0: theta_0 to theta_T, and u_1 to u_T, of each run."""
+    """Run Algorithm 1 with each inner solve from 0; return theta_0 to theta_T and u_1 to u_T of each run."""
     path, estimates = [theta.clone()], []
 
     def record(step: Step) -> None:
@@ -133,33 +132,35 @@ def descend(
 
 
 def slope(x: Tensor, y: list[float]) -> float:
-    """Of the line of least squares through log y."""
+    """The slope of the line of least squares through log y."""
     centered = x.double() - x.double().mean()
     return (centered @ torch.tensor(y, dtype=torch.float64).log() / (centered @ centered)).item()
 
 
-SETTINGS: dict[str, Callable[[int], tuple[int, float]]] = {  # batch size and eta, of T
+SETTINGS: dict[str, Callable[[int], tuple[int, float]]] = {  # T -> batch size, eta
     "B = T/4, η = 1/2": lambda horizon: (horizon // 4, 0.5),
-    "B = 2, η = T^(-1/4)": lambda horizon: (FEW, horizon**-0.25),
-    "B = 2, η = 1": lambda horizon: (FEW, 1.0),
+    "B = 2, η = T^(-1/4)": lambda horizon: (SMALL_BATCH, horizon**-0.25),
+    "B = 2, η = 1": lambda horizon: (SMALL_BATCH, 1.0),
 }
 
 
 def rates(problem: Distances, size: Size) -> Results:
     """(1/T) sum_t |grad F(theta_t)|^2 against T: mean and standard error over runs, and the slope on log-log axes."""
-    found: Results = {"T": size.horizons}
+    results: Results = {"T": size.horizons}
     for name, setting in SETTINGS.items():
         averages, errors = [], []
         for horizon in size.horizons:
             batch, eta = setting(horizon)
             data = draws(problem, batch, size.runs, seed=horizon)
-            theta, _ = descend(problem, start(size.runs), data, batch, horizon, SCALE / horizon**0.5, eta, size.enough)
+            theta, _ = descend(
+                problem, start(size.runs), data, batch, horizon, SCALE / horizon**0.5, eta, size.enough_inner_steps
+            )
             squares = torch.stack([problem.gradient(each).square().sum(1) for each in theta[:-1]]).mean(0)
             averages.append(squares.mean().item())
             errors.append(squares.std().item() / size.runs**0.5)
         rate = slope(torch.tensor(size.horizons).log(), averages)
-        found[name] = {"average": averages, "error": errors, "slope": rate}
-    return found
+        results[name] = {"average": averages, "error": errors, "slope": rate}
+    return results
 
 
 def floors(problem: Distances, size: Size) -> Results:
@@ -188,13 +189,15 @@ def tracking(problem: Distances, size: Size, eta: float, batch: int = 32, horizo
     past, which is known exactly.
     """
     data = draws(problem, batch, 8 * size.runs, seed=0)
-    theta, u = descend(problem, start(8 * size.runs), data, batch, horizon, SCALE / horizon**0.5, eta, size.enough)
-    values = torch.stack([problem.values(each, size.enough)[0] for each in theta[:-1]])
+    theta, u = descend(
+        problem, start(8 * size.runs), data, batch, horizon, SCALE / horizon**0.5, eta, size.enough_inner_steps
+    )
+    values = torch.stack([problem.values(each, size.enough_inner_steps)[0] for each in theta[:-1]])
     truth, variances = values.mean(2), values.var(2, correction=0)
     error = (u - truth).square()
     moved = (theta[1:-1] - theta[:-2]).square().sum(2)
     noise = 2 * eta**2 * variances.max() / batch  # sigma^2: the largest variance along the run
-    bound = (1 - eta) * error[:-1] + noise + (1 + problem.lipschitz(size.enough) ** 2) / eta * moved
+    bound = (1 - eta) * error[:-1] + noise + (1 + problem.lipschitz(size.enough_inner_steps) ** 2) / eta * moved
     expected = ((1 - eta) * (u[:-1] - truth[1:])).square() + eta**2 * variances[1:] / batch
     closest = (expected / bound).max().item()
     return {"eta": eta, "error": error[1:].mean(1).tolist(), "bound": bound.mean(1).tolist(), "closest": closest}
@@ -209,7 +212,7 @@ def bias(problem: Distances, theta: Tensor, eta: float, chains: int, seed: int =
     g, slopes = (part[0] for part in problem.values(theta))
     composition, state = RunningMean(f, eta), {}
     for _ in range(round(8 / eta)):
-        ids = torch.randint(len(g), (FEW, chains), generator=generator)
+        ids = torch.randint(len(g), (SMALL_BATCH, chains), generator=generator)
         cotangents, state = composition.update(g[ids], g[ids], state)
     errors = slopes[ids].mean(0) * (cotangents[0] - 1 / g.mean())[:, None]
     return errors.mean(0).norm().item(), (errors.var(0).sum() / chains).sqrt().item()
@@ -228,31 +231,31 @@ def biases(problem: Distances, size: Size) -> Results:
 def study(size: Size) -> Results:
     problem = distances()
     tracked = [tracking(problem, size, eta) for eta in (0.5, 0.1)]
-    found = {"rates": rates(problem, size), "floors": floors(problem, size), "biases": biases(problem, size)}
-    return found | {"tracking": tracked}
+    results = {"rates": rates(problem, size), "floors": floors(problem, size), "biases": biases(problem, size)}
+    return results | {"tracking": tracked}
 
 
-def show(found: Results) -> None:
+def show(results: Results) -> None:
     print("(a) average squared gradient norm")
-    print(f"    {'T':22}" + "".join(f"{horizon:10}" for horizon in found["rates"]["T"]) + "     slope")
+    print(f"    {'T':22}" + "".join(f"{horizon:10}" for horizon in results["rates"]["T"]) + "     slope")
     for name in SETTINGS:
-        line = found["rates"][name]
+        line = results["rates"][name]
         print(f"    {name:22}" + "".join(f"{each:10.2e}" for each in line["average"]) + f"{line['slope']:10.2f}")
-    part = found["floors"]
+    part = results["floors"]
     print(f"(b) floor of |grad F|^2: falls by {part['rate']:.3f} per inner step, the bound by {part['bound_rate']:.3f}")
     for row in zip(part["K"], part["floor"], part["bound"], strict=True):
         print("    K = {:2}  floor {:.2e}  bound {:.2e}".format(*row))
     print("(c) Lemma 2: squared error of u over its bound, at its largest; error and bound in the last step")
-    for part in found["tracking"]:
+    for part in results["tracking"]:
         last = part["error"][-1], part["bound"][-1]
         print("    η = {}  {:.2f}  {:.2e}  {:.2e}".format(part["eta"], part["closest"], *last))
-    print(f"(d) bias of the estimate at the minimizer, B = {FEW}")
-    for name, sizes in found["biases"].items():
+    print(f"(d) bias of the estimate at the minimizer, B = {SMALL_BATCH}")
+    for name, sizes in results["biases"].items():
         for key, (size, error) in sizes.items():
             print(f"    {name} = {key:6}  {size:.4f} ± {error:.4f}")
 
 
-def draw(found: Results, path: Path) -> None:
+def draw(results: Results, path: Path) -> None:
     import matplotlib  # not at the top: its first import on a machine talks about fonts
 
     matplotlib.use("agg")
@@ -260,7 +263,7 @@ def draw(found: Results, path: Path) -> None:
 
     blue, orange, green, gray = "#0072B2", "#D55E00", "#009E73", "#555555"
     figure, ((rate, floor), (track, biased)) = plt.subplots(2, 2, figsize=(10, 7.6), layout="constrained")
-    part = found["rates"]
+    part = results["rates"]
     for (name, color), marker in zip(zip(SETTINGS, (blue, green, orange), strict=True), "os^", strict=True):
         label = f"{name.replace('T^(-1/4)', '$T^{-1/4}$')}: slope {part[name]['slope']:.2f}"
         rate.errorbar(part["T"], part[name]["average"], part[name]["error"], color=color, marker=marker, label=label)
@@ -270,21 +273,21 @@ def draw(found: Results, path: Path) -> None:
     rate.set(title="(a) Theorem 1: convergence", xlabel="steps $T$, with β = 16/√T")
     rate.set(ylabel="average over the run of $|\\nabla F|^2$", ylim=(1e-4, 1e-2))
 
-    part = found["floors"]
+    part = results["floors"]
     floor.semilogy(part["K"], part["bound"], "--", color=gray, label=f"bound: {part['bound_rate']:.2f} per step")
     square = [part["floor"][0] * part["bound_rate"] ** (2 * steps) for steps in part["K"]]
     floor.semilogy(part["K"], square, ":", color=orange, label="$(1-\\alpha\\mu)^{2K}$ from the first point")
     floor.semilogy(part["K"], part["floor"], "o-", color=blue, label=f"measured: {part['rate']:.2f} per step")
     floor.set(title="(b) Theorem 1: floor", xlabel="inner steps $K$", ylabel="$|\\nabla F|^2$ where the run ends")
 
-    for part, color in zip(found["tracking"], (blue, green), strict=True):
+    for part, color in zip(results["tracking"], (blue, green), strict=True):
         steps = range(1, len(part["error"]) + 1)
         track.loglog(steps, part["error"], color=color, label=f"η = {part['eta']:g}: measured")
         track.loglog(steps, part["bound"], "--", color=color, label=f"η = {part['eta']:g}: bound")
     track.set(title="(c) Lemma 2: tracking, B = 32", xlabel="step $t$")
     track.set_ylabel("$E\\,|u_{t+1} - g(\\theta_t, \\delta_t^K)|^2$")
 
-    part = found["biases"]
+    part = results["biases"]
     horizons = [int(horizon) for horizon in part["T"]]
     for (eta, (size, error)), style in zip(part["eta"].items(), ("-", "--", ":"), strict=True):
         biased.plot(horizons, [size] * len(horizons), style, color=orange, label=f"η = {float(eta):g}")
@@ -301,15 +304,15 @@ def draw(found: Results, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Theorem 1, seen.")
+    parser = argparse.ArgumentParser(description="Theorem 1 in numbers.")
     parser.add_argument("--output", type=Path, help="run at full size; write images/ and results/ here")
     output = parser.parse_args().output
     torch.set_num_threads(1)
-    found = study(FULL if output else SMALL)
-    show(found)
+    results = study(FULL if output else SMALL)
+    show(results)
     if output:
-        draw(found, output / "images" / "convergence.png")
-        short = json.loads(json.dumps(found), parse_float=lambda text: float(f"{float(text):.4g}"))
+        draw(results, output / "images" / "convergence.png")
+        short = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.4g}"))
         (output / "results").mkdir(exist_ok=True)
         (output / "results" / "convergence.json").write_text(json.dumps(short) + "\n")
 

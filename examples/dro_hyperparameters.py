@@ -1,4 +1,4 @@
-"""Hyper-parameters that are good for the worst class: KL-DRO over the validation losses of the ten digits.
+"""Hyperparameters that are good for the worst class: KL-DRO over the validation losses of the ten digits.
 
 theta   logarithms of ten weights, one per class of the training loss, and of the ridge
 delta   the coefficients of a softmax regression, one variable that all rows share
@@ -17,8 +17,7 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from doubly.bilevel import ConjugateGradient, Descent, LogMeanExp, MomentumStep, RunningMean, Terms
-from doubly.bilevel import minimize as minimize
+from doubly.bilevel import ConjugateGradient, Descent, LogMeanExp, MomentumStep, RunningMean, Terms, minimize
 
 torch.set_default_dtype(torch.float64)
 classes, seeds = torch.arange(10), range(5)
@@ -47,7 +46,7 @@ def problem(theta, delta, batch):
     return Terms(outer=class_losses(delta, batch[1]), inner=training_loss(theta, delta, batch))
 
 
-def tuned(composition, training, validation):
+def tune(composition, training, validation):
     theta = {"class": torch.zeros(10), "ridge": torch.tensor(-4.0)}
     levels = {"shared": True, "inner": training_loss, "composition": composition}
     solvers = {"descent": Descent(MomentumStep(0.5), steps=20), "solve": ConjugateGradient(60, tolerance=1e-2)}
@@ -56,18 +55,18 @@ def tuned(composition, training, validation):
     return result.delta, (10 * theta["class"].softmax(0)).tolist()
 
 
-def untuned(training, validation):
+def fit_untuned(training, validation):
     model = LogisticRegression(fit_intercept=False, max_iter=1000)  # the last column of x is 1
     model.fit(training.flatten(0, 1), classes.repeat_interleave(training.shape[1]))
     return torch.tensor(model.coef_.T), [1.0] * 10
 
 
-def draw(found, file):
+def draw(results, file):
     figure = Figure(figsize=(7.2, 5), layout="constrained")
     axes = figure.subplots(2, sharex=True)
     for axis, column, label in zip(axes, (0, 2), ("test loss", "weight in training"), strict=True):
         for place, (name, color) in enumerate([("mean", "#E69F00"), ("KL-DRO", "#0072B2")]):
-            values = np.array([run[column] for run in found[name]])
+            values = np.array([run[column] for run in results[name]])
             axis.bar(classes - 0.2 + 0.4 * place, values.mean(0), 0.38, color=color, label=f"tuned for {name}")
             axis.plot(classes - 0.2 + 0.4 * place, values.T, "k.", markersize=4)
         axis.set_ylabel(label)
@@ -79,21 +78,21 @@ def draw(found, file):
 parser = argparse.ArgumentParser()
 parser.add_argument("--output", help="write the picture here")
 file = parser.parse_args().output
-kl = LogMeanExp(r=0.2, eta=1.0)  # every step sees all classes, so u needs no memory
-methods = {"untuned": untuned, "mean": partial(tuned, RunningMean(eta=1.0)), "KL-DRO": partial(tuned, kl)}
-found = {name: [] for name in methods}
+kl = LogMeanExp(r=0.2, eta=1.0)  # every step sees all classes, so u need not be averaged
+methods = {"untuned": fit_untuned, "mean": partial(tune, RunningMean(eta=1.0)), "KL-DRO": partial(tune, kl)}
+results = {name: [] for name in methods}
 for training, validation, test in map(split, seeds):
     for name, method in methods.items():
         delta, weights = method(training, validation)
-        right = ((test @ delta).argmax(2) == classes[:, None]).double().mean(1)
-        found[name].append((class_losses(delta, test).tolist(), right.tolist(), weights))
+        correct = ((test @ delta).argmax(2) == classes[:, None]).double().mean(1)
+        results[name].append((class_losses(delta, test).tolist(), correct.tolist(), weights))
 print("on test images, mean ± sd of five splits: loss, of the worst class; accuracy, of the worst class")
-for name, runs in found.items():
-    losses, right, _ = np.array(runs).swapaxes(0, 1)
-    columns = [losses.mean(1), losses.max(1), right.mean(1), right.min(1)]
+for name, runs in results.items():
+    losses, correct, _ = np.array(runs).swapaxes(0, 1)
+    columns = [losses.mean(1), losses.max(1), correct.mean(1), correct.min(1)]
     print(f"{name:8}  " + "   ".join(f"{column.mean():.3f} ± {column.std(ddof=1):.3f}" for column in columns))
-worst = {name: np.array([max(losses) for losses, _, _ in runs]) for name, runs in found.items()}
+worst = {name: np.array([max(losses) for losses, _, _ in runs]) for name, runs in results.items()}
 print("loss of the worst class, KL-DRO minus mean, by split:", np.round(worst["KL-DRO"] - worst["mean"], 3))
-print("weight of each class, KL-DRO:", np.mean([weights for _, _, weights in found["KL-DRO"]], axis=0).round(2))
+print("weight of each class, KL-DRO:", np.mean([weights for _, _, weights in results["KL-DRO"]], axis=0).round(2))
 if file:
-    draw(found, file)
+    draw(results, file)

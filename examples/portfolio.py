@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from doubly.bilevel import CVaR, Descent, Direct, GradientStep, Simplex, Terms, cid, projected_descent
-from doubly.bilevel import minimize as minimize
+from doubly.bilevel import CVaR, Descent, Direct, GradientStep, Simplex, Terms, cid, minimize, projected_descent
 
 torch.set_default_dtype(torch.float64)
 assets = {"cash": "#BBBBBB", "stock 1": "#56B4E9", "stock 2": "#0072B2", "stock 3": "#009E73", "carry": "#D55E00"}
@@ -43,11 +42,11 @@ def problem(theta, delta, batch):
 
 
 def portfolios(theta, batch):
-    equal = torch.full((len(batch[0]), 5), 0.2)
-    return projected_descent(lambda d: problem(theta, d, batch).inner, equal, Simplex(), GradientStep(0.5), steps=100)
+    start = torch.full((len(batch[0]), 5), 0.2)
+    return projected_descent(lambda d: problem(theta, d, batch).inner, start, Simplex(), GradientStep(0.5), steps=100)
 
 
-def learned(theta, history, share):
+def learn_forecast(theta, history, share):
     levels = {"constraint": Simplex(), "composition": CVaR(share, eta=0.5), "descent": Descent(GradientStep(0.5), 10)}
     outer = {"optimizer": partial(torch.optim.Adam, lr=0.15), "step_size": lambda t: 0.15 * (1 - t / 60), "steps": 60}
     start = portfolios(theta, history)
@@ -55,21 +54,21 @@ def learned(theta, history, share):
 
 
 def slope_of_raising_all(theta, history, constraint):
-    """How F changes if all forecasts rise alike, for each x. Not at all: the weights sum to 1, no portfolio changes."""
+    """The derivative of F if all forecasts rise alike: 0, since the weights sum to 1 and no portfolio changes."""
     delta, theta = portfolios(theta, history), theta.clone().requires_grad_()
     cid(partial(problem, theta, batch=history), delta, CVaR(0.5), {}, Direct(), constraint=constraint).loss.backward()
     return theta.grad.sum(1).norm()
 
 
-def draw(found, file):
+def draw(results, file):
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for (label, runs), marker in zip(found.items(), "x^os", strict=True):
+    for (label, runs), marker in zip(results.items(), "x^os", strict=True):
         left.plot([run[1] for run in runs], [run[0] for run in runs], f"k{marker}", label=label)
     left.set(xlabel="return of the worst 10 % of test months (%)", ylabel="return of all test months (%)")
     left.legend(title="forecast taught by")
-    names, below = [label.replace(" ", "\n", 1) for label in found], np.zeros(4)
-    means = np.array([[run[3] for run in runs] for runs in found.values()]).mean(1)
+    names, below = [label.replace(" ", "\n", 1) for label in results], np.zeros(4)
+    means = np.array([[run[3] for run in runs] for runs in results.values()]).mean(1)
     for (asset, color), share in zip(assets.items(), means.T, strict=True):
         right.bar(names, share, bottom=below, color=color, edgecolor="white", label=asset)
         below += share
@@ -81,20 +80,20 @@ def draw(found, file):
 parser = argparse.ArgumentParser()
 parser.add_argument("--output", help="write the picture here")
 file, test = parser.parse_args().output, months(5000, seed=0)
-found = {"least squares": [], "all months": [], "worst 50 %": [], "worst 10 %": []}
+results = {"least squares": [], "all months": [], "worst 50 %": [], "worst 10 %": []}
 for seed in (1, 2, 3):
     history = months(400, seed)
     fitted = torch.linalg.lstsq(*history).solution
-    thetas = [fitted, *(learned(fitted, history, share) for share in (1.0, 0.5, 0.1))]
-    for runs, theta in zip(found.values(), thetas, strict=True):
+    thetas = [fitted, *(learn_forecast(fitted, history, share) for share in (1.0, 0.5, 0.1))]
+    for runs, theta in zip(results.values(), thetas, strict=True):
         weights = portfolios(theta, test)
         earned, zeros = (weights * test[1]).sum(1), (weights == 0).double().mean()
         runs.append((earned.mean().item(), -CVaR(0.1).value(-earned).item(), zeros.item(), weights.mean(0).tolist()))
 print("mean ± sd of three histories: return of the test months, of their worst 10 %; share of weights that are 0")
-for label, runs in found.items():
+for label, runs in results.items():
     columns = np.array([run[:3] for run in runs]).T
     print(f"{label:14}" + "   ".join(f"{column.mean():6.2f} ± {column.std(ddof=1):.2f}" for column in columns))
 face, eq9 = (slope_of_raising_all(fitted, history, constraint) for constraint in (Simplex(), None))
 print(f"a derivative that must be 0: {face:.0e} on the face, {eq9:.2f} by eq. 9 alone")
 if file:
-    draw(found, file)
+    draw(results, file)

@@ -81,7 +81,7 @@ class Inline:
 def inline():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("doubly.jobs.pool.ProcessPoolExecutor", Inline)
-        patch.setattr("doubly.jobs.pool.cores", lambda: 1)
+        patch.setattr("doubly.jobs.pool.core_count", lambda: 1)
         yield
 
 

@@ -33,7 +33,7 @@ TINY = "--epochs 1 --method.attack.steps 1 --validation.attack.steps 1 --validat
 CHEAP = {
     "train": TINY,
     "train cifar10.at": f"{TINY} --set model=model.small_cnn",  # a ResNet-18
-    "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk 2 --compile no --jobs 1 --device cpu",
+    "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk-size 2 --compile no --jobs 1 --device cpu",
     "compare": "--resamples 20",
     "reproduce": "--jobs 1",
     "reproduce cifar10": "--jobs 1 --methods at --seeds 1 --autoattack-images 2",
@@ -43,8 +43,8 @@ CHEAP = {
 }
 READ_RUNS = {"evaluate", "compare", "report", "export", "watch"}  # verbs whose arguments runs/NAME must be there before
 INSTEAD = {  # hours: the function -> the results that stand in for it. tests/recipes runs the studies, small.
-    "doubly.studies.digits_study.study": "digits.json",
-    "doubly.studies.digits_comparison.comparison": "digits_comparison.json",
+    "doubly.studies.digits_study.run_study": "digits.json",
+    "doubly.studies.digits_comparison.run_comparison": "digits_comparison.json",
 }
 ELSEWHERE = {  # commands that are not doubly's, and where they are run
     "make check": "by .ci/run",

@@ -1,4 +1,4 @@
-"""Theorem 1 and its lemmas hold, as numbers, on the problem of examples/convergence.py."""
+"""Theorem 1 and its lemmas hold in numbers on the problem of examples/convergence.py."""
 
 import runpy
 from functools import partial
@@ -16,9 +16,9 @@ from doubly.bilevel import (
     RunningMean,
     Terms,
     WholeSpace,
+    minimize,
     projected_descent,
 )
-from doubly.bilevel import minimize as minimize
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "convergence.py"))
 
@@ -29,7 +29,7 @@ def problem():
 
 
 @pytest.fixture(scope="module")
-def found():
+def results():
     return EXAMPLE["study"](EXAMPLE["SMALL"])
 
 
@@ -40,15 +40,15 @@ def test_the_closed_gradient_is_that_of_f_of_the_mean(problem):
     torch.testing.assert_close(problem.gradient(theta.detach()), gradient)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 7])
-def test_the_closed_inner_solution_is_where_descent_arrives(problem, steps):
+def test_the_closed_inner_solution_is_where_descent_arrives(problem):
     theta = torch.tensor([[2.0, -1.0]], dtype=torch.float64)
     batch = problem.shifts[:, None], problem.points[:, None]
     start = torch.zeros(len(problem.shifts), 1, 3, dtype=torch.float64)
     rule = GradientStep(problem.inner_step())
-    delta = projected_descent(lambda delta: problem.inner(theta, delta, batch), start, WholeSpace(), rule, steps)
-    torch.testing.assert_close(problem.solutions(theta, steps)[0], delta[:, 0])
-    torch.testing.assert_close(problem.values(theta, steps)[0][0], problem(theta, delta, batch).outer[:, 0])
+    for steps in (0, 1, 7):
+        delta = projected_descent(lambda delta: problem.inner(theta, delta, batch), start, WholeSpace(), rule, steps)
+        torch.testing.assert_close(problem.solutions(theta, steps)[0], delta[:, 0])
+        torch.testing.assert_close(problem.values(theta, steps)[0][0], problem(theta, delta, batch).outer[:, 0])
 
 
 def test_the_constants_of_f_and_g_are_one(problem):
@@ -64,17 +64,17 @@ def test_the_constants_of_f_and_g_are_one(problem):
     assert ((slopes[0] - slopes[1]).norm(dim=1) <= (w[0] - w[1]).norm(dim=1)).all()
 
 
-def test_runs_side_by_side_are_the_runs_alone(problem):
+def test_several_runs_at_once_equal_single_runs(problem):
     data = next(EXAMPLE["draws"](problem, 4, 3, seed=0))
-    together, _ = EXAMPLE["descend"](problem, EXAMPLE["start"](3), [data], 4, 5, 2.0, 0.5, 6)
+    paths, _ = EXAMPLE["descend"](problem, EXAMPLE["start"](3), [data], 4, 5, 2.0, 0.5, 6)
     for run in range(3):
-        mine = [tuple(part[:, run : run + 1] for part in data)]
-        alone, _ = EXAMPLE["descend"](problem, EXAMPLE["start"](1), mine, 4, 5, 2.0, 0.5, 6)
-        torch.testing.assert_close(together[:, run], alone[:, 0])
+        own_data = [tuple(part[:, run : run + 1] for part in data)]
+        path, _ = EXAMPLE["descend"](problem, EXAMPLE["start"](1), own_data, 4, 5, 2.0, 0.5, 6)
+        torch.testing.assert_close(paths[:, run], path[:, 0])
 
 
 def test_the_problem_is_kl_dro_of_the_logarithms(problem):
-    """f = log of g is log mean exp of the losses log g: two ways to write one composition, step by step the same."""
+    """f = log of g is log mean exp of the losses log g, so both compositions take the same steps."""
 
     def losses(theta, delta, batch):
         terms = problem(theta, delta, batch)
@@ -99,19 +99,19 @@ def test_the_problem_is_kl_dro_of_the_logarithms(problem):
     assert (path[-1] - path[0]).norm() > 0.5
 
 
-def test_the_average_squared_gradient_falls_like_one_over_the_root_of_t(found):
-    assert found["rates"]["B = T/4, η = 1/2"]["slope"] <= -0.45
+def test_the_average_squared_gradient_falls_like_one_over_the_root_of_t(results):
+    assert results["rates"]["B = T/4, η = 1/2"]["slope"] <= -0.45
 
 
-def test_the_second_setting_converges_where_the_plain_plug_in_stalls(found):
-    second, plain = found["rates"]["B = 2, η = T^(-1/4)"], found["rates"]["B = 2, η = 1"]
-    assert second["slope"] <= -0.25  # what the paper promises for it
+def test_the_second_setting_converges_where_the_plain_plug_in_stalls(results):
+    second, plain = results["rates"]["B = 2, η = T^(-1/4)"], results["rates"]["B = 2, η = 1"]
+    assert second["slope"] <= -0.25  # the paper's rate for it
     difference = plain["average"][-1] - second["average"][-1]
     assert difference > 3 * (plain["error"][-1] ** 2 + second["error"][-1] ** 2) ** 0.5
 
 
-def test_the_floor_stays_under_the_bound_and_falls_at_least_as_fast(found):
-    floors = found["floors"]
+def test_the_floor_stays_under_the_bound_and_falls_at_least_as_fast(results):
+    floors = results["floors"]
     assert all(floor <= bound for floor, bound in zip(floors["floor"], floors["bound"], strict=True))
     assert floors["rate"] <= floors["bound_rate"] < 1
     steps = floors["K"][-1] - floors["K"][-2]
@@ -119,8 +119,8 @@ def test_the_floor_stays_under_the_bound_and_falls_at_least_as_fast(found):
     assert late == pytest.approx(floors["bound_rate"] ** 2, rel=0.03)  # the slowest direction, squared: it is a floor
 
 
-def test_lemma_2_bounds_the_tracking_error_along_the_run(found):
-    for run in found["tracking"]:
+def test_lemma_2_bounds_the_tracking_error_along_the_run(results):
+    for run in results["tracking"]:
         assert 0 < run["closest"] <= 1
         assert all(error <= bound for error, bound in zip(run["error"], run["bound"], strict=True))
 
@@ -139,8 +139,8 @@ def clearly_above(larger, smaller):
     return larger[0] - smaller[0] > 3 * (larger[1] ** 2 + smaller[1] ** 2) ** 0.5
 
 
-def test_the_bias_falls_with_eta_and_vanishes_under_the_second_setting(found):
-    constant, falling = found["biases"]["eta"], list(found["biases"]["T"].values())
+def test_the_bias_falls_with_eta_and_vanishes_under_the_second_setting(results):
+    constant, falling = results["biases"]["eta"], list(results["biases"]["T"].values())
     assert clearly_above(constant["1.0"], constant["0.9"]) and clearly_above(constant["0.9"], constant["0.5"])
     assert all(clearly_above(constant["0.5"], later) for later in falling[1:])
     assert all(clearly_above(*pair) for pair in pairwise(falling))
@@ -148,7 +148,7 @@ def test_the_bias_falls_with_eta_and_vanishes_under_the_second_setting(found):
 
 
 def test_the_bias_is_that_of_the_estimates_one_chain_at_a_time(problem):
-    """The chains are columns of one vector-valued g; here each is updated alone, on the same draws."""
+    """The chains are columns of one vector-valued g; this updates each by itself, on the same draws."""
     theta, eta, chains = EXAMPLE["start"](1), 0.5, 50
     g, slopes = (part[0] for part in problem.values(theta))
     generator = torch.Generator().manual_seed(0)
@@ -157,14 +157,14 @@ def test_the_bias_is_that_of_the_estimates_one_chain_at_a_time(problem):
     for chain in range(chains):
         state = {}
         for draw in ids:
-            mine = g[draw[:, chain]]
-            weights, state = RunningMean(torch.log, eta).update(mine, mine, state)
+            values = g[draw[:, chain]]
+            weights, state = RunningMean(torch.log, eta).update(values, values, state)
         last = slopes[ids[-1][:, chain]]
         estimates.append((weights[:, None] * last).mean(0) - last.mean(0) / g.mean())
     expected = torch.stack(estimates).mean(0).norm().item()
     assert EXAMPLE["bias"](problem, theta, eta, chains)[0] == pytest.approx(expected)
 
 
-def test_a_figure_is_drawn_of_what_was_found(found, tmp_path):
-    EXAMPLE["draw"](found, tmp_path / "images" / "convergence.png")
+def test_a_figure_is_drawn(results, tmp_path):
+    EXAMPLE["draw"](results, tmp_path / "images" / "convergence.png")
     assert (tmp_path / "images" / "convergence.png").stat().st_size > 20_000

@@ -12,22 +12,30 @@ from doubly.rundir import (
     RunDir,
     append_metrics,
     is_run,
-    lock,
+    lock_directory,
     read_json,
     read_metrics,
+    read_tree,
+    runs_in,
     sha256,
     truncate_metrics,
     write_json,
 )
 
-HOLD = "import sys, time; from pathlib import Path; from doubly.rundir import lock\nwith lock(Path(sys.argv[1])):\n"
+HOLD = """
+import sys, time
+from pathlib import Path
+from doubly.rundir import lock_directory
+with lock_directory(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 @contextmanager
 def holder(path):
     """Another process that holds the lock; it is killed in the end, as a machine might."""
-    code = HOLD + "    print('held', flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "held\n"
             yield process
@@ -36,22 +44,17 @@ def holder(path):
 
 
 def test_json_keeps_every_digit_and_every_letter(tmp_path):
-    value = {"third": 1 / 3, "tiny": 5e-324, "name": "Größe <b>"}
-    write_json(tmp_path / "a.json", value)
-    assert read_json(tmp_path / "a.json") == value
+    for value in ({"third": 1 / 3, "tiny": 5e-324, "name": "Größe <b>"}, {"half a surrogate pair": "\ud83d"}):
+        write_json(tmp_path / "a.json", value)
+        assert read_json(tmp_path / "a.json") == value
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, {"deep": [math.nan]}])
-def test_nan_is_refused_and_the_old_file_stays(tmp_path, value):
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path, monkeypatch):
     write_json(tmp_path / "a.json", 1)
-    with pytest.raises(ValueError):
-        write_json(tmp_path / "a.json", value)
-    assert read_json(tmp_path / "a.json") == 1
-
-
-def test_a_failed_replacement_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
-    write_json(tmp_path / "a.json", 1)
+    for value in (math.nan, math.inf, {"deep": [math.nan]}):
+        with pytest.raises(ValueError):
+            write_json(tmp_path / "a.json", value)
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError):
         write_json(tmp_path / "a.json", 2)
@@ -59,13 +62,19 @@ def test_a_failed_replacement_leaves_the_old_file_and_no_litter(tmp_path, monkey
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00", None])
-def test_read_json_names_the_file(tmp_path, content):
+def test_json_that_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "config.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"config\.json"):
-        read_json(path)
+    for content in (b"{", b"", b"\xff\xfe\x00", None):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UsageError, match=r"config\.json"):
+            read_json(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_json(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(UsageError, match="holds a list"):
+        read_tree(path)
 
 
 def test_metrics_come_back_as_written(tmp_path):
@@ -77,21 +86,17 @@ def test_metrics_come_back_as_written(tmp_path):
     assert read_metrics(run.metrics) == rows
 
 
-@pytest.mark.parametrize("tail", ['{"epoch": 2, "lo', "\x00\x00", '"epoch"', "\xff"])
-def test_a_half_written_last_line_is_passed_over(tmp_path, tail):
+def test_only_a_last_line_may_be_half_written(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"epoch": 0}\n{"epoch": 1}\n' + tail.encode("latin-1"))
-    assert [row["epoch"] for row in read_metrics(path)] == [0, 1]
-
-
-def test_a_corrupt_middle_line_is_named(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+    for tail in ('{"epoch": 2, "lo', "\x00\x00", '"epoch"', "\xff"):
+        path.write_bytes(b'{"epoch": 0}\n{"epoch": 1}\n' + tail.encode("latin-1"))
+        assert [row["epoch"] for row in read_metrics(path)] == [0, 1]
     path.write_text('{"epoch": 0}\n{"epo\n{"epoch": 2}\n')
     with pytest.raises(UsageError, match="line 2"):
         read_metrics(path)
 
 
-def test_truncate_drops_later_epochs_and_the_tail_so_that_appending_is_safe(tmp_path):
+def test_truncate_drops_later_epochs_and_the_half_line_so_that_appending_is_safe(tmp_path):
     run = RunDir(tmp_path)
     run.metrics.write_text('{"epoch": 0}\n{"epoch": 1}\n{"epoch": 2}\n{"ep')
     truncate_metrics(run.metrics, 2)
@@ -102,47 +107,38 @@ def test_truncate_drops_later_epochs_and_the_tail_so_that_appending_is_safe(tmp_
     assert not (tmp_path / "missing.jsonl").exists()
 
 
-def test_a_second_run_is_kept_out_and_told_by_whom(tmp_path):
-    with holder(tmp_path) as process, pytest.raises(UsageError) as refusal, lock(tmp_path):
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
+    with holder(tmp_path) as process, pytest.raises(UsageError) as refusal, lock_directory(tmp_path):
         pass
-    assert f"in use by another run (process {process.pid}); wait for it or choose another --output" in str(
-        refusal.value
-    )
-
-
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
-    with holder(tmp_path):
-        pass
-    with lock(tmp_path):
+    message = f"in use by another run (process {process.pid}); wait for it or choose another --output"
+    assert message in str(refusal.value)
+    with lock_directory(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
-def test_the_lock_is_given_back_also_after_an_error(tmp_path):
-    with pytest.raises(KeyError), lock(tmp_path / "new"):
+def test_the_lock_is_released_after_an_error_and_a_file_cannot_be_locked(tmp_path):
+    with pytest.raises(KeyError), lock_directory(tmp_path / "new"):
         raise KeyError
-    with lock(tmp_path / "new"), pytest.raises(UsageError), lock(tmp_path / "new"):
+    with lock_directory(tmp_path / "new"), pytest.raises(UsageError), lock_directory(tmp_path / "new"):
         pass
-
-
-def test_a_file_is_no_place_for_a_run(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="file"), lock(tmp_path / "file"):
+    with pytest.raises(UsageError, match="file"), lock_directory(tmp_path / "file"):
         pass
 
 
-def test_is_run_and_checksum(tmp_path):
-    assert not is_run(tmp_path) and not is_run(tmp_path / "missing")
-    (tmp_path / "config.json").write_bytes(b"abc")
-    assert is_run(tmp_path)
-    assert sha256(tmp_path / "config.json").startswith("ba7816bf8f01cfea")
+def test_run_directories_are_found_and_files_have_checksums(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(UsageError, match="not a run and contains none"):
+            runs_in(path)
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes(b"abc")
+    assert runs_in(tmp_path) == [tmp_path / "a", tmp_path / "b"] and runs_in(tmp_path / "b") == [tmp_path / "b"]
+    assert is_run(tmp_path / "a") and not is_run(tmp_path)
+    assert sha256(tmp_path / "a" / "config.json").startswith("ba7816bf8f01cfea")
 
 
-def test_rundir_does_not_import_torch():
-    code = "import sys, doubly.rundir; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_names():
+def test_the_files_have_the_names_of_the_documentation():
     run = RunDir(Path("x"))
     files = [run.config, run.environment, run.metrics, run.checkpoints, run.evaluation, run.predictions, run.gallery]
     names = ["config.json", "environment.json", "metrics.jsonl", "checkpoints", "evaluation.json", "evaluation.npz"]

@@ -1,4 +1,4 @@
-"""The files of a run: their names, and how they are written so that a crash loses nothing. No torch."""
+"""The files of a run directory: their names, and how they are written so that a crash loses nothing. No torch."""
 
 import hashlib
 import json
@@ -17,9 +17,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run directory; `train` writes the first files, `evaluate` adds the last three, `report` only reads."""
+    """A run directory. `train` writes the first four entries, `evaluate` the last three; `report` only reads."""
 
     path: Path
+
+    # Each property is the path of one file or folder, which need not exist yet.
 
     @property
     def config(self) -> Path:
@@ -51,32 +53,53 @@ class RunDir:
 
 
 def is_run(path: Path) -> bool:
+    """Return True for a run directory, which is a folder with a config.json."""
     return RunDir(path).config.is_file()
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The run itself, or the runs of a folder."""
-    found = [path] if is_run(path) else sorted(filter(is_run, path.iterdir())) if path.is_dir() else []
-    if not found:
+    """Return the run directories at a path.
+
+    Args:
+        path: A run directory, or a folder of run directories.
+
+    Returns:
+        The path itself if it is a run directory, else the run directories in it, sorted by name.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    runs = [path] if is_run(path) else sorted(filter(is_run, path.iterdir())) if path.is_dir() else []
+    if not runs:
         raise UsageError(f"{path} is not a run and contains none: give a directory that `doubly train` wrote")
-    return found
+    return runs
 
 
 def sha256(file: Path) -> str:
+    """Return the SHA-256 checksum of a file in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_json(path: Path, value: object) -> None:
-    """Atomically; floats keep every digit. NaN and infinity are no JSON: ValueError, and the old file stays."""
+    """Write a JSON file atomically; floats keep every digit.
+
+    Raises:
+        ValueError: If the value contains NaN or infinity, which JSON does not have. The old file stays as it was.
+    """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         _replace(path, text)
-    except UnicodeEncodeError:  # half a character, from a file name: only escaped
+    except UnicodeEncodeError:  # half a surrogate pair, from a file name, can only be written escaped
         _replace(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
+    """Return the contents of a JSON file.
+
+    Raises:
+        UsageError: If the file is missing, cannot be read or is not valid JSON.
+    """
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -88,25 +111,19 @@ def read_json(path: Path) -> Any:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file that holds an object.
+
+    Raises:
+        UsageError: As `read_json`, and if the file holds anything but an object.
+    """
     tree = read_json(path)
     if not isinstance(tree, dict):
         raise UsageError(f"{path} holds a {type(tree).__name__}, not named fields: restore it or redo that part")
     return tree
 
 
-def duration(seconds: float) -> str:
-    for unit, length, until in (("s", 1, 90), ("min", 60, 5400)):
-        if seconds < until:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 3600:.1f} h" if seconds < 259_200 else f"{seconds / 86_400:.0f} days"
-
-
-def printable(value: object) -> str:
-    """Names come from data: what would steer a terminal, or cannot be written, becomes a question mark."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
-
-
 def append_metrics(rundir: RunDir, row: Row) -> None:
+    """Append a row to metrics.jsonl and wait until it is on the disk."""
     line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
     with rundir.metrics.open("a", encoding="utf-8") as stream:
         stream.write(line)
@@ -115,7 +132,13 @@ def append_metrics(rundir: RunDir, row: Row) -> None:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Every whole row. A last line that a crash left unfinished is passed over; a run without metrics has no rows."""
+    """Return all complete rows of a metrics.jsonl; none if the file does not exist.
+
+    A crash can leave the last line unfinished, so a last line that cannot be read is skipped.
+
+    Raises:
+        UsageError: If any line but the last is not a JSON object.
+    """
     if not path.is_file():
         return []
     lines = path.read_bytes().splitlines()
@@ -130,15 +153,21 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def truncate_metrics(path: Path, epoch: int) -> None:
-    """Drop the rows from `epoch` on, and an unfinished tail: a resumed run writes them again."""
+    """Drop the rows of `epoch` and later ones, and an unfinished last line: a resumed run writes them again."""
     if path.is_file():
-        kept = [row for row in read_metrics(path) if row["epoch"] < epoch]
-        _replace(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in kept))
+        rows = [row for row in read_metrics(path) if row["epoch"] < epoch]
+        _replace(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
 
 
 @contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Keep other runs out of the directory. The system frees the lock with its process, even after `kill -9`."""
+def lock_directory(path: Path) -> Iterator[None]:
+    """Create the directory and keep other processes from training in it while the context lasts.
+
+    The operating system releases the lock when the process ends, even after `kill -9`.
+
+    Raises:
+        UsageError: If another process holds the lock, or the directory cannot be created.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -155,14 +184,14 @@ def lock(path: Path) -> Iterator[None]:
         os.write(handle, str(os.getpid()).encode())
         yield
     finally:
-        os.close(handle)  # which also gives the lock back
+        os.close(handle)  # releases the lock as well
 
 
 if sys.platform == "win32":
     import msvcrt
 
     def _acquire(handle: int) -> bool:
-        os.lseek(handle, 1 << 20, os.SEEK_SET)  # a byte far behind the process number, which stays readable
+        os.lseek(handle, 1 << 20, os.SEEK_SET)  # a byte far behind the process id, which stays readable
         try:
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
         except OSError:
@@ -190,7 +219,7 @@ def _row(line: bytes) -> Row | None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """The file holds either all of the old text or all of the new, whenever the machine stops."""
+    """Replace the text of a file so that after a crash it holds either all of the old text or all of the new."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as stream:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from doubly.bilevel.batches import iterate_batches, row_tensors, select_rows
+from doubly.bilevel.batches import iterate_batches, row_tensors
 
 
 class Pair(NamedTuple):
@@ -15,111 +15,98 @@ class Pair(NamedTuple):
 X, Y = torch.arange(24.0).view(12, 2), torch.arange(12)
 
 
-def first(count, data=X, rows=12, batch_size=4, seed=0, rank=0, size=1):
-    stream = iterate_batches(data, rows, batch_size, seed, rank, size)
-    return [next(stream) for _ in range(count)]
+def take(count, data=X, row_count=12, batch_size=4, seed=0, rank=0, world_size=1):
+    """The first `count` batches."""
+    batches = iterate_batches(data, row_count, batch_size, seed, rank, world_size)
+    return [next(batches) for _ in range(count)]
 
 
-def ids_of(taken):
-    return torch.stack([ids for ids, _ in taken])
+def ids_of(batches):
+    return torch.stack([ids for ids, _ in batches])
 
 
-@pytest.mark.parametrize("data", [X, (X, Y), {"x": X, "y": Y}, Pair(X, Y)], ids=lambda data: type(data).__name__)
-def test_a_batch_has_the_structure_of_the_data_and_its_rows(data):
-    for ids, batch in first(5, data):
-        assert type(batch) is type(data)
-        for part, whole in zip(row_tensors(batch), row_tensors(data), strict=True):
-            assert torch.equal(part, whole[ids])
-    if isinstance(data, dict):
-        assert batch.keys() == data.keys()
+def test_a_batch_has_the_structure_of_the_data_and_its_rows():
+    for data in (X, (X, Y), {"x": X, "y": Y}, Pair(X, Y)):
+        for ids, batch in take(5, data):
+            assert type(batch) is type(data)
+            for part, tensor in zip(row_tensors(batch), row_tensors(data), strict=True):
+                assert torch.equal(part, tensor[ids])
+        if isinstance(data, dict):
+            assert batch.keys() == data.keys()
 
 
 def test_an_epoch_sees_each_sample_once_and_the_next_in_another_order():
-    taken = ids_of(first(6))
-    one, other = taken[:3].flatten(), taken[3:].flatten()
-    assert torch.equal(one.sort().values, torch.arange(12)) and torch.equal(other.sort().values, torch.arange(12))
-    assert not torch.equal(one, other)
+    ids = ids_of(take(6))
+    first_epoch, second_epoch = ids[:3].flatten(), ids[3:].flatten()
+    assert torch.equal(first_epoch.sort().values, torch.arange(12))
+    assert torch.equal(second_epoch.sort().values, torch.arange(12))
+    assert not torch.equal(first_epoch, second_epoch)
 
 
-def test_what_does_not_fill_a_batch_waits_for_the_next_epoch():
-    taken = ids_of(first(4, batch_size=5))
-    for epoch in (taken[:2], taken[2:]):
+def test_rows_that_do_not_fill_a_batch_are_left_out_of_an_epoch():
+    ids = ids_of(take(4, batch_size=5))
+    for epoch in (ids[:2], ids[2:]):
         assert len(epoch.flatten().unique()) == 10
-    assert len(taken.unique()) == 12  # and is not always the same
+    assert len(ids.unique()) == 12  # and are not always the same
 
 
-@pytest.mark.parametrize("batch_size", [None, 12])
-def test_a_full_batch_keeps_its_order(batch_size):
-    for ids, batch in first(3, batch_size=batch_size):
-        assert torch.equal(ids, torch.arange(12)) and torch.equal(batch, X)
+def test_a_full_batch_keeps_its_order():
+    for batch_size in (None, 12):
+        for ids, batch in take(3, batch_size=batch_size):
+            assert torch.equal(ids, torch.arange(12)) and torch.equal(batch, X)
 
 
 def test_the_seed_decides_the_order_and_the_global_generator_does_not():
     before = torch.get_rng_state()
-    assert torch.equal(ids_of(first(6, seed=3)), ids_of(first(6, seed=3)))
-    assert not torch.equal(ids_of(first(6, seed=3)), ids_of(first(6, seed=4)))
+    assert torch.equal(ids_of(take(6, seed=3)), ids_of(take(6, seed=3)))
+    assert not torch.equal(ids_of(take(6, seed=3)), ids_of(take(6, seed=4)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_parts_of_all_ranks_are_the_batch_of_one_process():
-    alone = first(6)
-    ranks = [first(6, rank=rank, size=2) for rank in range(2)]
-    for (ids, batch), *parts in zip(alone, *ranks, strict=True):
+    ranks = [take(6, rank=rank, world_size=2) for rank in range(2)]
+    for (ids, batch), *parts in zip(take(6), *ranks, strict=True):
         assert all(torch.equal(ids, part_ids) for part_ids, _ in parts)
         assert torch.equal(batch, torch.cat([part for _, part in parts]))
 
 
-def test_without_data_there_are_ids_alone():
-    taken = first(3, None)
-    assert all(batch is None for _, batch in taken)
-    assert torch.equal(ids_of(taken).flatten().sort().values, torch.arange(12))
+def test_without_data_a_batch_is_its_ids_and_with_a_shared_delta_rows_of_data_alone():
+    batches = take(3, None)
+    assert all(batch is None for _, batch in batches)
+    assert torch.equal(ids_of(batches).flatten().sort().values, torch.arange(12))
+    assert len(take(1, row_count=None)[0][1]) == 4
+    assert take(2, None, None) == [(None, None)] * 2
 
 
-def test_a_shared_delta_has_no_rows_to_count():
-    assert len(first(2, rows=None)[0][1]) == 4
-
-
-@pytest.mark.parametrize(
-    ("data", "rows", "found"),
-    [(X, 11, r"\[11, 12\]"), ((X, Y[:5]), 12, r"\[5, 12\]"), ({"x": X, "y": Y[:1]}, None, r"\[1, 12\]")],
-)
-def test_unequal_numbers_of_rows_are_refused(data, rows, found):
-    with pytest.raises(ValueError, match=rf"data and delta must have equally many rows.*{found}"):
-        first(1, data, rows)
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "size", "said"), [(0, 1, 0), (-1, 1, -1), (13, 1, 13), (3, 2, 3), (None, 5, 12)]
-)
-def test_a_batch_size_that_cannot_be_is_refused(batch_size, size, said):
-    with pytest.raises(ValueError, match=rf"batch_size={said} is not allowed: 1 to 12.*a multiple of {size}"):
-        first(1, batch_size=batch_size, size=size)
-
-
-def test_a_loader_begins_again_and_an_iterator_ends():
+def test_batches_of_an_iterable_are_yielded_as_they_are_and_begin_again():
     loader = DataLoader(TensorDataset(X), 4, generator=torch.Generator().manual_seed(0))
-    taken = first(7, loader, rows=None, batch_size=None)
-    assert all(ids is None for ids, _ in taken)
-    assert all(torch.equal(taken[i][1][0], X[4 * (i % 3) : 4 * (i % 3) + 4]) for i in range(7))
-    stream = iterate_batches((X[i : i + 4] for i in (0, 4)), None, None, 0, 0, 1)
-    assert [batch[0, 0].item() for _, batch in stream] == [0, 8]
+    batches = take(7, loader, row_count=None, batch_size=None)
+    assert all(ids is None for ids, _ in batches)
+    assert all(torch.equal(batches[i][1][0], X[4 * (i % 3) : 4 * (i % 3) + 4]) for i in range(7))
+    for listed in ([{"any": "thing"}, 5], [X[:2], X[2:5]]):  # a list of tensors is a list of batches too
+        repeated = [batch for _, batch in take(4, listed, row_count=None, batch_size=None)]
+        assert all(one is other for one, other in zip(repeated, [*listed, *listed], strict=True))
+    iterator = iterate_batches((X[i : i + 4] for i in (0, 4)), None, None, 0, 0, 1)
+    assert [batch[0, 0].item() for _, batch in iterator] == [0, 8]
 
 
-def test_batches_made_elsewhere_are_handed_on_as_they_are():
-    made = [{"any": "thing"}, 5]
-    assert [batch for _, batch in first(4, made, rows=None, batch_size=None)] == made * 2
+def test_only_tensors_and_tuples_and_dicts_of_them_hold_rows():
+    for data in (None, 5, "text", [], {}, (X, 3), iter([X]), [X]):
+        assert row_tensors(data) is None
 
 
-def test_rows_of_a_namedtuple_is_one_again():
-    part = select_rows(Pair(X, Y), torch.tensor([3, 1]))
-    assert isinstance(part, Pair) and part.y.tolist() == [3, 1]
-
-
-@pytest.mark.parametrize("data", [None, 5, "text", [], {}, (X, 3), iter([X])], ids=lambda data: type(data).__name__)
-def test_what_is_not_tensors_has_none(data):
-    assert row_tensors(data) is None
-
-
-def test_a_list_is_a_list_of_batches():
-    found = [batch for _, batch in first(3, [X[:2], X[2:5]], batch_size=None)]
-    assert [len(batch) for batch in found] == [2, 3, 2]
+def test_sizes_that_do_not_fit_are_refused():
+    rows, size = "data and delta must have equally many rows", "is not allowed: 1 to 12.*a multiple of"
+    table = [
+        ({"row_count": 11}, rf"{rows}.*\[11, 12\]"),
+        ({"data": (X, Y[:5])}, rf"{rows}.*\[5, 12\]"),
+        ({"data": {"x": X, "y": Y[:1]}, "row_count": None}, rf"{rows}.*\[1, 12\]"),
+        ({"batch_size": 0}, f"batch_size=0 {size} 1"),
+        ({"batch_size": -1}, f"batch_size=-1 {size} 1"),
+        ({"batch_size": 13}, f"batch_size=13 {size} 1"),
+        ({"batch_size": 3, "world_size": 2}, f"batch_size=3 {size} 2"),
+        ({"batch_size": None, "world_size": 5}, f"batch_size=12 {size} 5"),
+    ]
+    for arguments, message in table:
+        with pytest.raises(ValueError, match=message):
+            take(1, **arguments)

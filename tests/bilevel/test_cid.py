@@ -1,4 +1,3 @@
-import math
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -10,17 +9,12 @@ from doubly.bilevel import (
     Ball,
     BarrierStep,
     Box,
-    ChiSquare,
     ConjugateGradient,
-    CVaR,
     Diagonal,
     Direct,
     LogMeanExp,
-    MeanVariance,
     Neumann,
     RunningMean,
-    Simplex,
-    SolverWarning,
     Terms,
     cid,
     projected_descent,
@@ -38,6 +32,7 @@ A, B, C = normal(N, D, P), normal(N, D), normal(N, P)
 ROOT = normal(N, D, D)
 Q = ROOT @ ROOT.mT / D + torch.eye(D, dtype=torch.float64)
 THETA, DELTA = normal(P), 0.3 * normal(N, D)
+EXACT = ConjugateGradient(30, 1e-14)
 
 
 def h(theta, delta, i):
@@ -55,7 +50,7 @@ def g_vector(theta, delta, i):
 
 
 def loss(theta, delta, i):
-    """Of the zero-sum problem; concave enough in delta that -loss + D is convex."""
+    """Loss of the zero-sum problem; concave enough in delta that -loss + D is convex."""
     return F.softplus(B[i] @ delta + C[i] @ theta) - 0.1 * (A[i] @ theta).cos() @ delta.square()
 
 
@@ -63,66 +58,64 @@ def gradient(direction, theta):
     return torch.autograd.grad(direction.loss, theta)[0]
 
 
-def problem(theta, outer=g, inner=h):
-    def terms(delta):
-        each = range(len(delta))
-        values = torch.stack([outer(theta, delta[i], i) for i in each])
-        return Terms(values, None if inner is None else torch.stack([inner(theta, delta[i], i) for i in each]))
-
-    return terms
+def close(one, other):
+    return torch.allclose(one, other, rtol=1e-8, atol=1e-8)
 
 
-EXACT = ConjugateGradient(30, 1e-14)
+def problem(theta, outer=g, inner=h, samples=range(N), shared=False):
+    """The problem of some samples, as a function of their delta."""
+
+    def values(function, delta):
+        return torch.stack([function(theta, delta if shared else delta[k], i) for k, i in enumerate(samples)])
+
+    return lambda delta: Terms(values(outer, delta), None if inner is None else values(inner, delta))
 
 
-@pytest.mark.parametrize("f", [lambda u: u, lambda u: u.log(), lambda u: u**3 - 2 * u, lambda u: (0.5 * u).exp()])
-@pytest.mark.parametrize("solve", [EXACT, Neumann(0.15, 200)])
-def test_running_mean_equals_the_dense_twin(dense_cid, f, solve):
-    theta = THETA.clone().requires_grad_()
-    found = cid(problem(theta), DELTA, RunningMean(f), {}, solve)
-    assert torch.allclose(gradient(found, theta), dense_cid(g, h, THETA, DELTA, f), rtol=1e-8, atol=1e-8)
+@pytest.fixture
+def theta():
+    return THETA.clone().requires_grad_()
 
 
-@pytest.mark.parametrize(
-    "f", [lambda u: u.sum(), lambda u: u.square().sum(), lambda u: u[0].log() * u[1].exp() + u[2].sin()]
-)
-def test_vector_valued_g_equals_the_dense_twin(dense_cid, f):
-    theta = THETA.clone().requires_grad_()
-    found = cid(problem(theta, g_vector), DELTA, RunningMean(f), {}, EXACT)
-    assert torch.allclose(gradient(found, theta), dense_cid(g_vector, h, THETA, DELTA, f), rtol=1e-8, atol=1e-8)
-    assert found.values.shape == found.cotangents.shape == (N, 3)
+def test_running_mean_equals_the_dense_twin(dense_cid, theta):
+    for f in (lambda u: u, lambda u: u.log(), lambda u: u**3 - 2 * u, lambda u: (0.5 * u).exp()):
+        expected = dense_cid(g, h, THETA, DELTA, f)
+        for solve in (EXACT, Neumann(0.15, 200)):
+            assert close(gradient(cid(problem(theta), DELTA, RunningMean(f), {}, solve), theta), expected)
 
 
-def test_the_average_of_earlier_batches_enters_the_direction(dense_cid):
-    rule, state, u = RunningMean(lambda u: u.log(), eta=0.6), {}, None
+def test_vector_valued_g_equals_the_dense_twin(dense_cid, theta):
+    for f in (lambda u: u.sum(), lambda u: u.square().sum(), lambda u: u[0].log() * u[1].exp() + u[2].sin()):
+        direction = cid(problem(theta, g_vector), DELTA, RunningMean(f), {}, EXACT)
+        assert close(gradient(direction, theta), dense_cid(g_vector, h, THETA, DELTA, f))
+        assert direction.values.shape == direction.cotangents.shape == (N, 3)
+
+
+def test_the_average_of_earlier_batches_enters_the_direction(dense_cid, theta):
+    composition, state, u = RunningMean(lambda u: u.log(), eta=0.6), {}, None
     for batch in (DELTA, DELTA + 0.5, DELTA - 0.4):
-        theta = THETA.clone().requires_grad_()
-        found = cid(problem(theta), batch, rule, state, EXACT)
-        expected = dense_cid(g, h, THETA, batch, torch.log, u, 0.6)
-        assert torch.allclose(gradient(found, theta), expected, rtol=1e-8, atol=1e-8)
+        direction = cid(problem(theta), batch, composition, state, EXACT)
+        assert close(gradient(direction, theta), dense_cid(g, h, THETA, batch, torch.log, u, 0.6))
         mean = torch.stack([g(THETA, batch[i], i) for i in range(N)]).mean()
-        state, u = found.state, mean if u is None else 0.4 * u + 0.6 * mean
+        state, u = direction.state, mean if u is None else 0.4 * u + 0.6 * mean
         assert torch.allclose(state["u"], u)
 
 
-@pytest.mark.parametrize("r", [0.3, 1.0, 10.0])
-def test_log_mean_exp_equals_the_dense_twin_of_exponentials_and_a_logarithm(dense_cid, r):
-    rule, state, u = LogMeanExp(r, eta=0.7), {}, None
+def test_log_mean_exp_equals_the_dense_twin_of_exponentials_and_a_logarithm(dense_cid, theta):
+    for r in (0.3, 1.0, 10.0):
+        composition, state, u = LogMeanExp(r, eta=0.7), {}, None
 
-    def exponential(theta, delta, i):
-        return (g(theta, delta, i) / r).exp()
+        def exponential(theta, delta, i, r=r):
+            return (g(theta, delta, i) / r).exp()
 
-    for batch in (DELTA, DELTA + 0.3):
-        theta = THETA.clone().requires_grad_()
-        found = cid(problem(theta), batch, rule, state, EXACT)
-        expected = dense_cid(exponential, h, THETA, batch, lambda u: r * u.log(), u, 0.7)
-        assert torch.allclose(gradient(found, theta), expected, rtol=1e-8, atol=1e-8)
-        mean = torch.stack([exponential(THETA, batch[i], i) for i in range(N)]).mean()
-        state, u = found.state, mean if u is None else 0.3 * u + 0.7 * mean
+        for batch in (DELTA, DELTA + 0.3):
+            direction = cid(problem(theta), batch, composition, state, EXACT)
+            expected = dense_cid(exponential, h, THETA, batch, lambda u, r=r: r * u.log(), u, 0.7)
+            assert close(gradient(direction, theta), expected), r
+            mean = torch.stack([exponential(THETA, batch[i], i) for i in range(N)]).mean()
+            state, u = direction.state, mean if u is None else 0.3 * u + 0.7 * mean
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_a_zero_sum_problem_with_a_barrier_equals_the_dense_twin(dense_cid, full):
+def test_a_zero_sum_problem_with_a_barrier_equals_the_dense_twin(dense_cid, theta):
     box = Box(torch.full_like(DELTA, -2.0), torch.full_like(DELTA, 1.5), 5.0)
     inverse = box.inverse_curvature(DELTA, 0.3)
 
@@ -136,111 +129,110 @@ def test_a_zero_sum_problem_with_a_barrier_equals_the_dense_twin(dense_cid, full
     def barrier_alone(delta, i):
         return torch.diag(5.0 * ((1.5 - delta) ** -2 + (delta + 2.0) ** -2) + 0.3)
 
-    theta = THETA.clone().requires_grad_()
-    solve = ConjugateGradient(30, 1e-14, inverse) if full else Diagonal(inverse)
-    found = cid(problem(theta, loss, None), DELTA, LogMeanExp(0.5), {}, solve)
-    expected = dense_cid(
-        exponential, penalized, THETA, DELTA, lambda u: 0.5 * u.log(), curvature=None if full else barrier_alone
-    )
-    assert torch.allclose(gradient(found, theta), expected, rtol=1e-8, atol=1e-8)
+    for solve, curvature in ((ConjugateGradient(30, 1e-14, inverse), None), (Diagonal(inverse), barrier_alone)):
+        direction = cid(problem(theta, loss, None), DELTA, LogMeanExp(0.5), {}, solve)
+        expected = dense_cid(exponential, penalized, THETA, DELTA, lambda u: 0.5 * u.log(), curvature=curvature)
+        assert close(gradient(direction, theta), expected), solve
 
 
-def test_diagonal_is_exact_where_the_hessian_is_diagonal(dense_cid):
+def test_diagonal_is_exact_where_the_hessian_is_diagonal(dense_cid, theta):
     diagonal = Q.diagonal(dim1=1, dim2=2)
 
     def separable(theta, delta, i):
         return 0.5 * (diagonal[i] * delta**2).sum() + (A[i] @ theta).sin() @ delta
 
-    theta = THETA.clone().requires_grad_()
-    found = cid(problem(theta, g, separable), DELTA, RunningMean(torch.log), {}, Diagonal(1 / diagonal))
-    assert torch.allclose(gradient(found, theta), dense_cid(g, separable, THETA, DELTA, torch.log), rtol=1e-8)
+    direction = cid(problem(theta, g, separable), DELTA, RunningMean(torch.log), {}, Diagonal(1 / diagonal))
+    assert close(gradient(direction, theta), dense_cid(g, separable, THETA, DELTA, torch.log))
 
 
-@pytest.mark.parametrize("composition", [RunningMean(torch.log), LogMeanExp(0.5)])
-def test_the_direction_is_the_gradient_of_f_at_a_converged_inner_solution(composition):
+def test_the_direction_is_the_gradient_of_f_at_a_converged_inner_solution(theta):
     def quadratic(theta, delta, i):
         return 0.5 * delta @ Q[i] @ delta - delta @ A[i] @ theta
 
-    def best(theta):
+    def minimizer(theta):
         return torch.linalg.solve(Q, torch.einsum("ndp,p->nd", A, theta))
-
-    def whole(theta):
-        values = torch.stack([g(theta, d, i) for i, d in enumerate(best(theta))])
-        if isinstance(composition, LogMeanExp):
-            return 0.5 * ((values / 0.5).exp().mean()).log()
-        return values.mean().log()
 
     size = 1e-5
     steps = size * torch.eye(P, dtype=torch.float64)
-    differences = torch.stack([(whole(THETA + s) - whole(THETA - s)) / (2 * size) for s in steps])
-    theta = THETA.clone().requires_grad_()
-    found = gradient(cid(problem(theta, g, quadratic), best(THETA), composition, {}, EXACT), theta)
-    assert torch.allclose(found, differences, rtol=1e-7, atol=1e-8)
-    plain = gradient(cid(problem(theta, g, quadratic), best(THETA), composition, {}), theta)
-    assert (plain - differences).norm() > 0.05 * differences.norm()  # the implicit term is no decoration here
+    for composition in (RunningMean(torch.log), LogMeanExp(0.5)):
+
+        def objective(theta, composition=composition):
+            return composition.value(torch.stack([g(theta, d, i) for i, d in enumerate(minimizer(theta))]))
+
+        differences = torch.stack([(objective(THETA + s) - objective(THETA - s)) / (2 * size) for s in steps])
+        implicit, plain = (
+            gradient(cid(problem(theta, g, quadratic), minimizer(THETA), composition, {}, solve), theta)
+            for solve in (EXACT, None)
+        )
+        assert torch.allclose(implicit, differences, rtol=1e-7, atol=1e-8)
+        assert (plain - differences).norm() > 0.05 * differences.norm()  # the implicit term matters
 
 
-def test_without_a_solver_the_direction_is_the_weighted_gradient():
-    theta = THETA.clone().requires_grad_()
-    found = cid(problem(theta), DELTA, LogMeanExp(0.5), {})
+def test_without_a_solver_the_direction_is_the_weighted_gradient(theta):
     values = torch.stack([g(theta, DELTA[i], i) for i in range(N)])
     expected = torch.autograd.grad(0.5 * ((values / 0.5).exp().mean()).log(), theta)[0]
-    assert torch.allclose(gradient(found, theta), expected, rtol=1e-12)
+    assert torch.allclose(gradient(cid(problem(theta), DELTA, LogMeanExp(0.5), {}), theta), expected, rtol=1e-12)
 
 
-def test_an_inner_function_that_is_linear_in_delta_has_no_curvature():
-    def linear(theta, delta, i):
-        return -(A[i] @ theta) @ delta
-
-    theta = THETA.clone().requires_grad_()
+def test_an_inner_function_that_is_linear_in_delta_has_no_curvature(theta):
     inverse = torch.full_like(DELTA, 0.5)
     solves = ConjugateGradient(5, 1e-15, inverse), Diagonal(inverse)
-    full, diagonal = (gradient(cid(problem(theta, g, linear), DELTA, LogMeanExp(), {}, s), theta) for s in solves)
-    assert torch.allclose(full, diagonal, rtol=1e-12)
+    for coefficients in (lambda theta, i: A[i] @ theta, lambda theta, i: B[i]):
+
+        def linear(theta, delta, i, coefficients=coefficients):
+            return -coefficients(theta, i) @ delta
+
+        full, diagonal = (gradient(cid(problem(theta, g, linear), DELTA, LogMeanExp(), {}, s), theta) for s in solves)
+        assert torch.allclose(full, diagonal, rtol=1e-12)
+
+
+def test_an_inner_function_without_delta_in_it_leaves_no_slope(theta):
+    terms = problem(theta, g, lambda theta, delta, i: theta.sum())
+    direction = cid(terms, DELTA, RunningMean(), {}, Diagonal(0 * DELTA))
+    plain = cid(problem(theta), DELTA, RunningMean(), {})
+    assert torch.equal(gradient(direction, theta), gradient(plain, theta)) and not direction.slope.any()
 
 
 def test_the_problem_is_called_once_and_nothing_is_left_behind():
-    calls = []
+    weight, calls, delta = normal(D).requires_grad_(), [], DELTA.clone()
 
     def counted(delta):
         calls.append(delta)
-        return Terms((delta @ THETA_WEIGHT).tanh() + 2, aux="handed through")
+        return Terms((delta @ weight).tanh() + 2, aux="passed on")
 
-    delta = DELTA.clone()
-    found = cid(counted, delta, LogMeanExp(), {}, Diagonal(torch.ones_like(delta)))
-    assert len(calls) == 1 and found.aux == "handed through"
-    assert not delta.requires_grad and THETA_WEIGHT.grad is None
-    assert not found.values.requires_grad and not found.cotangents.requires_grad
-
-
-THETA_WEIGHT = normal(D).requires_grad_()
+    direction = cid(counted, delta, LogMeanExp(), {}, Diagonal(torch.ones_like(delta)))
+    assert len(calls) == 1 and direction.aux == "passed on"
+    assert not delta.requires_grad and weight.grad is None
+    assert not direction.values.requires_grad and not direction.cotangents.requires_grad
 
 
-def test_gathered_values_give_a_rank_its_part_of_the_whole():
-    def part(rows):
-        def terms(delta):
-            each = range(rows.start, rows.stop)
-            return Terms(
-                torch.stack([g(theta, delta[i - rows.start], i) for i in each]),
-                torch.stack([h(theta, delta[i - rows.start], i) for i in each]),
-            )
+def test_gathered_values_give_a_rank_its_part_of_the_whole(theta):
+    """A microbatch gets the values of its whole batch in the same way: by the one call of all_gather."""
+    expected = cid(problem(theta, samples=range(4)), DELTA[:4], LogMeanExp(0.5), {}, EXACT)
+    calls = []
 
-        return terms
+    def all_gather(values):
+        calls.append(values)
+        return expected.values
 
-    theta = THETA.clone().requires_grad_()
-    everything = torch.stack([g(THETA, DELTA[i], i) for i in range(4)])
-    whole = gradient(cid(part(range(4)), DELTA[:4], LogMeanExp(0.5), {}, EXACT), theta)
-    ranks = [
-        gradient(
-            cid(part(rows), DELTA[rows.start : rows.stop], LogMeanExp(0.5), {}, EXACT, all_gather=lambda _: everything),
-            theta,
+    parts = [
+        cid(
+            problem(theta, samples=part),
+            DELTA[part.start : part.stop],
+            LogMeanExp(0.5),
+            {},
+            EXACT,
+            all_gather=all_gather,
         )
-        for rows in (range(2), range(2, 4))
+        for part in (range(2), range(2, 4))
     ]
-    assert torch.allclose(sum(ranks) / 2, whole, rtol=1e-10)
+    assert [values.shape for values in calls] == [(2,), (2,)]
+    assert torch.equal(torch.cat(calls), expected.values)
+    mean = sum(gradient(part, theta) for part in parts) / 2
+    assert torch.allclose(mean, gradient(expected, theta), rtol=1e-10)
 
 
-# The oracle of methods.md 2.6: a logistic loss, a box of half-width 0.1, c = 1e-3.
+# An oracle with known digits: a logistic loss, a box of half-width 0.1, barrier strength 1e-3.
 X = torch.tensor([[0.4, 0.6, 0.5]], dtype=torch.float64)
 LOGISTIC_THETA = torch.tensor([1.0, -0.7, 0.3], dtype=torch.float64)
 LOGISTIC_BOX = Box(torch.full_like(X, -0.1), torch.full_like(X, 0.1), 1e-3)
@@ -261,286 +253,125 @@ def test_the_logistic_oracle_s_delta(delta_hat):
     assert torch.allclose(delta_hat, expected, rtol=0, atol=2e-8)
 
 
-@pytest.mark.parametrize(
-    ("solver", "expected"),
-    [
-        (lambda inverse: ConjugateGradient(20, 1e-14, inverse), (-0.15525066, -0.36220906, -0.20709554)),
-        (Diagonal, (-0.15525218, -0.36220264, -0.20710247)),
-        (lambda inverse: None, (-0.15581077, -0.35983893, -0.20965307)),
-    ],
-    ids=["full", "hessian-free", "without"],
-)
-@pytest.mark.parametrize("composition", [RunningMean(lambda u: u), LogMeanExp(1.0)])  # of one sample: the same
-def test_the_logistic_oracle_s_gradients(delta_hat, solver, expected, composition):
-    theta = LOGISTIC_THETA.clone().requires_grad_()
-    solve = solver(LOGISTIC_BOX.inverse_curvature(delta_hat))
-    found = cid(lambda d: Terms(logistic(theta, d)), delta_hat, composition, {}, solve)
-    assert torch.allclose(gradient(found, theta), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=2e-8)
-    assert math.isclose(found.values.item(), logistic(LOGISTIC_THETA, delta_hat).item())
+def test_the_logistic_oracle_s_gradients(delta_hat):
+    theta, inverse = LOGISTIC_THETA.clone().requires_grad_(), LOGISTIC_BOX.inverse_curvature(delta_hat)
+    table = [
+        (ConjugateGradient(20, 1e-14, inverse), (-0.15525066, -0.36220906, -0.20709554)),
+        (Diagonal(inverse), (-0.15525218, -0.36220264, -0.20710247)),
+        (None, (-0.15581077, -0.35983893, -0.20965307)),
+    ]
+    for solve, expected in table:
+        for composition in (RunningMean(lambda u: u), LogMeanExp(1.0)):  # the same for one sample
+            direction = cid(lambda d: Terms(logistic(theta, d)), delta_hat, composition, {}, solve)
+            expected_gradient = torch.tensor(expected, dtype=torch.float64)
+            assert torch.allclose(gradient(direction, theta), expected_gradient, rtol=0, atol=2e-8), solve
+            assert direction.values.item() == pytest.approx(logistic(LOGISTIC_THETA, delta_hat).item())
 
 
-def shared_problem(theta, outer=g, inner=h):
-    def terms(delta):
-        values = torch.stack([outer(theta, delta, i) for i in range(N)])
-        return Terms(values, None if inner is None else torch.stack([inner(theta, delta, i) for i in range(N)]))
-
-    return terms
+# A delta that all samples share
 
 
-@pytest.mark.parametrize("outer", [g, g_vector])
-def test_a_shared_delta_has_one_system_of_means(dense_cid, outer):
-    theta = THETA.clone().requires_grad_()
-    delta = DELTA[0].view(2, 2)  # of any shape
+def test_a_shared_delta_has_one_system_of_means(dense_cid, theta):
+    delta, f = DELTA[0].view(2, 2), lambda u: u.square().sum()  # delta of any shape
+    slopes = torch.stack([torch.autograd.functional.jacobian(lambda d: h(THETA, d, i), DELTA[0]) for i in range(N)])  # noqa: B023
 
     def folded(function):
         return lambda theta, delta, i: function(theta, delta.flatten(), i)
 
-    terms = shared_problem(theta, folded(outer), folded(h))
-    found = cid(terms, delta, RunningMean(lambda u: u.square().sum()), {}, EXACT, shared=True)
-    expected = dense_cid(outer, h, THETA, DELTA[0], lambda u: u.square().sum(), samples=N)
-    assert torch.allclose(gradient(found, theta), expected, rtol=1e-8, atol=1e-8)
-    assert found.residual.shape == (1,) and found.slope.shape == (1, 2, 2)
-    slopes = torch.stack([torch.autograd.functional.jacobian(lambda d: h(THETA, d, i), DELTA[0]) for i in range(N)])  # noqa: B023
-    assert torch.allclose(found.slope.flatten(), slopes.mean(0))
+    for outer in (g, g_vector):
+        terms = problem(theta, folded(outer), folded(h), shared=True)
+        direction = cid(terms, delta, RunningMean(f), {}, EXACT, shared=True)
+        assert close(gradient(direction, theta), dense_cid(outer, h, THETA, DELTA[0], f, samples=N))
+        assert direction.residual.shape == (1,) and direction.slope.shape == (1, 2, 2)
+        assert torch.allclose(direction.slope.flatten(), slopes.mean(0))
 
 
 class Rank:
-    """One of two threads that stand for processes: `gather` waits for the other."""
+    """One of two threads that stand for processes: `all_gather` waits for the other."""
 
-    meeting, table = Barrier(2, timeout=20), [None, None]
+    def __init__(self, number, barrier, table):
+        self.number, self.barrier, self.table = number, barrier, table
 
-    def __init__(self, number):
-        self.number = number
-
-    def gather(self, numbers):
-        self.table[self.number] = numbers
-        self.meeting.wait()
-        both = torch.cat(self.table)
-        self.meeting.wait()
-        return both
+    def all_gather(self, values):
+        self.table[self.number] = values
+        self.barrier.wait()
+        gathered = torch.cat(self.table)
+        self.barrier.wait()
+        return gathered
 
 
-@pytest.mark.parametrize("limits", [None, Ball(0.5 * DELTA[0].norm().item())], ids=["free", "ball"])
-def test_processes_that_share_delta_agree_on_its_system(limits):
-    delta = DELTA[0] if limits is None else limits.project(DELTA[:1])[0]
-    thetas = [THETA.clone().requires_grad_() for _ in range(3)]
+def test_processes_that_share_delta_agree_on_its_system():
+    for constraint in (None, Ball(0.5 * DELTA[0].norm().item())):
+        delta = DELTA[0] if constraint is None else constraint.project(DELTA[:1])[0]
+        barrier, table = Barrier(2, timeout=60), [None, None]
 
-    def direction(theta, samples, gather=lambda numbers: numbers):
-        def terms(delta):
-            values = torch.stack([g(theta, delta, i) for i in samples])
-            return Terms(values, torch.stack([h(theta, delta, i) for i in samples]))
+        def estimate(samples, all_gather=lambda values: values, delta=delta, constraint=constraint):
+            theta = THETA.clone().requires_grad_()
+            terms, options = problem(theta, samples=samples, shared=True), {"constraint": constraint, "shared": True}
+            direction = cid(terms, delta, LogMeanExp(0.5), {}, EXACT, all_gather=all_gather, **options)
+            return gradient(direction, theta), direction.slope
 
-        found = cid(terms, delta, LogMeanExp(0.5), {}, EXACT, constraint=limits, shared=True, all_gather=gather)
-        return gradient(found, theta), found
-
-    whole, together = direction(thetas[2], range(4))
-    with ThreadPoolExecutor(2) as pool:
-        parts = pool.map(lambda n: direction(thetas[n], range(2 * n, 2 * n + 2), Rank(n).gather), range(2))
-        (one, here), (other, there) = parts
-    assert torch.allclose((one + other) / 2, whole, rtol=1e-10)
-    assert torch.allclose(here.slope, together.slope) and torch.equal(here.slope, there.slope)
+        expected, slope = estimate(range(4))
+        ranks = [Rank(number, barrier, table) for number in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            halves = [range(2), range(2, 4)]
+            (first, first_slope), (second, second_slope) = pool.map(estimate, halves, [r.all_gather for r in ranks])
+        assert torch.allclose((first + second) / 2, expected, rtol=1e-10)
+        assert torch.allclose(first_slope, slope) and torch.equal(first_slope, second_slope)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("limits", [None, Box(-0.2, 0.2), Ball(0.3)], ids=["free", "box", "ball"])
-def test_a_zero_sum_problem_is_the_one_with_its_inner_function_written_out(limits, shared):
+def test_a_zero_sum_problem_is_the_one_with_its_inner_function_written_out(theta):
     def concave(theta, delta, i):
         return loss(theta, delta, i) - delta @ Q[i] @ delta
 
-    start = DELTA[:1] if shared else DELTA
-    delta = start if limits is None else limits.project(start)
-    theta = THETA.clone().requires_grad_()
-    found = []
-    for inner in (None, lambda *arguments: -concave(*arguments)):
-        make = shared_problem if shared else problem
-        terms = make(theta, concave, inner)
-        at = delta[0] if shared else delta
-        direction = cid(terms, at, LogMeanExp(0.5), {}, EXACT, constraint=limits, shared=shared)
-        found.append((gradient(direction, theta), direction.slope, direction.cotangents))
-    for short, long in zip(*found, strict=True):
-        assert torch.allclose(short, long, rtol=1e-10)
+    for shared in (False, True):
+        for constraint in (None, Box(-0.2, 0.2), Ball(0.3)):
+            rows = DELTA if constraint is None else constraint.project(DELTA)
+            delta, results = rows[0] if shared else rows, []
+            for inner in (None, lambda *arguments: -concave(*arguments)):
+                terms = problem(theta, concave, inner, shared=shared)
+                direction = cid(terms, delta, LogMeanExp(0.5), {}, EXACT, constraint=constraint, shared=shared)
+                results.append((gradient(direction, theta), direction.slope, direction.cotangents))
+            for short, long in zip(*results, strict=True):
+                assert torch.allclose(short, long, rtol=1e-10), (shared, constraint)
 
 
-def test_the_values_at_the_previous_theta_correct_the_running_mean():
-    before, now = THETA + 0.3, THETA.clone().requires_grad_()
-    rule = RunningMean(lambda u: u**2, eta=0.6)
-    state = {"u": torch.tensor(2.5, dtype=torch.float64)}
-    previous = problem(before)(DELTA).outer.requires_grad_()
-    found = cid(problem(now), DELTA, rule, state, EXACT, previous=previous)
-    u = found.values.mean() + 0.4 * (2.5 - previous.detach().mean())
-    assert torch.allclose(found.state["u"], u) and torch.allclose(found.cotangents, 2 * u.expand(N))
-    assert not found.state["u"].requires_grad
-
-
-def test_an_inner_function_without_delta_in_it_leaves_no_slope():
-    theta = THETA.clone().requires_grad_()
-    found = cid(problem(theta, g, lambda theta, delta, i: theta.sum()), DELTA, RunningMean(), {}, Diagonal(0 * DELTA))
-    plain = cid(problem(theta), DELTA, RunningMean(), {})
-    assert torch.equal(gradient(found, theta), gradient(plain, theta)) and not found.slope.any()
-
-
-# Bad input: each message names the argument and the remedy
-
-
-def with_terms(outer, inner=None, **options):
-    """`cid` of terms that are functions of delta."""
-    theta = THETA.clone().requires_grad_()
-    options = {"composition": RunningMean(), "solve": Direct(), "delta": DELTA} | options
-    delta, composition, solve = options.pop("delta"), options.pop("composition"), options.pop("solve")
+def test_a_delta_of_one_number_needs_no_axis(theta):
+    target = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 
     def terms(delta):
-        return Terms(outer(theta, delta), None if inner is None else inner(theta, delta))
+        return Terms(delta.square() + 0 * target, (delta - theta[0] * target).square())
 
-    return cid(terms, delta, composition, {}, solve, **options)
-
-
-def per_sample(theta, delta):
-    return (delta * theta.sum()).sum(-1) + delta.square().sum(-1)
-
-
-@pytest.mark.parametrize(
-    "outer",
-    [
-        lambda theta, delta: per_sample(theta, delta).mean(),
-        lambda theta, delta: per_sample(theta, delta)[:3],
-        lambda theta, delta: per_sample(theta, delta)[:, None, None],
-    ],
-    ids=["mean", "too few", "three dimensions"],
-)
-def test_an_outer_value_that_is_not_per_sample_is_named(outer):
-    with pytest.raises(
-        ValueError, match=r"outer must hold one g_i per sample, \(5,\) or \(5, m\).* before they are averaged"
-    ):
-        with_terms(outer, per_sample)
+    for shared in (False, True):
+        minimizer = theta[0] * (target.mean() if shared else target)
+        expected = torch.autograd.grad((minimizer.square() + 0 * target).mean(), theta)[0]
+        for solve in (Direct(), ConjugateGradient(), Diagonal()):
+            direction = cid(terms, minimizer.detach(), RunningMean(), {}, solve, shared=shared)
+            assert torch.allclose(gradient(direction, theta), expected), (shared, solve)
 
 
-def test_an_outer_value_that_is_not_per_sample_is_named_where_delta_is_shared():
-    with pytest.raises(ValueError, match=r"outer must hold one g_i per sample, \(B,\) or \(B, m\), got shape \(\)"):
-        with_terms(per_sample, per_sample, delta=DELTA[0], shared=True)
+def test_the_values_at_the_previous_theta_correct_the_running_mean(theta):
+    composition = RunningMean(lambda u: u**2, eta=0.6)
+    state = {"u": torch.tensor(2.5, dtype=torch.float64)}
+    previous = problem(THETA + 0.3)(DELTA).outer.requires_grad_()
+    direction = cid(problem(theta), DELTA, composition, state, EXACT, previous=previous)
+    u = direction.values.mean() + 0.4 * (2.5 - previous.detach().mean())
+    assert torch.allclose(direction.state["u"], u) and torch.allclose(direction.cotangents, 2 * u.expand(N))
+    assert not direction.state["u"].requires_grad
 
 
-@pytest.mark.parametrize(
-    "inner",
-    [
-        lambda theta, delta: per_sample(theta, delta).sum(),
-        lambda theta, delta: per_sample(theta, delta)[:, None],
-        lambda theta, delta: delta.square(),
-    ],
-    ids=["sum", "column", "per coordinate"],
-)
-def test_an_inner_value_that_is_not_per_sample_is_named(inner):
-    with pytest.raises(
-        ValueError, match=r"inner must hold one h_i per sample, \(5,\), got .* before they are averaged"
-    ):
-        with_terms(per_sample, inner)
-
-
-def test_a_vector_of_outer_values_needs_an_inner_function():
-    with pytest.raises(ValueError, match=r"inner=None stands for -g, and g is a vector here: return h_i.* as inner"):
-        with_terms(
-            lambda theta, delta: torch.stack([per_sample(theta, delta)] * 2, 1), composition=RunningMean(torch.sum)
-        )
-
-
-def test_an_f_that_returns_a_vector_is_named():
-    with pytest.raises(ValueError, match=r"f must return one number, got shape \(3,\) from u of shape \(\): reduce it"):
-        with_terms(per_sample, per_sample, composition=RunningMean(lambda u: u * torch.ones(3)))
-
-
-OUTSIDE = torch.tensor(
-    [[0.1, 0.1, 0.1, 0.1], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, -2.0], [0.0] * 4, [0.2] * 4]
-).double()
-
-
-@pytest.mark.parametrize(
-    ("limits", "rows", "distance"),
-    [(Box(-0.5, 0.5), 2, "1.5"), (Ball(1.0), 2, "1.0"), (Simplex(0.8), 4, "2.0"), (Ball(9.0, Box(-0.5, 2)), 1, "1.5")],
-    ids=["box", "ball", "simplex", "ball with box"],
-)
-def test_a_delta_outside_its_constraint_is_named_with_the_remedy(limits, rows, distance):
-    remedy = (
-        rf"delta lies outside the constraint in {rows} of 5 rows, by up to {distance}e\+00: pass constraint.project\("
-    )
-    with pytest.raises(ValueError, match=remedy):
-        with_terms(per_sample, per_sample, delta=OUTSIDE, constraint=limits)
-    with_terms(per_sample, per_sample, delta=limits.project(OUTSIDE), constraint=limits)
-
-
-def test_a_delta_that_is_not_a_number_is_outside_everything():
-    with pytest.raises(ValueError, match="delta lies outside the constraint in 5 of 5 rows"):
-        with_terms(per_sample, per_sample, delta=DELTA * torch.nan, constraint=Box(-1, 1))
-
-
-def test_rounding_does_not_put_a_delta_outside():
-    limits = Ball(1.0)
-    with_terms(per_sample, per_sample, delta=limits.project(9 * DELTA.float()).double(), constraint=limits)
-
-
-def saddle(theta, delta):
-    return delta[:, 0].square() - delta[:, 1:].square().sum(1) + per_sample(theta, delta) - delta.square().sum(1)
-
-
-@pytest.mark.parametrize("inner", [saddle, lambda theta, delta: (delta * theta[0]).sum(1)], ids=["saddle", "linear"])
-def test_an_indefinite_or_singular_hessian_is_named(inner):
-    with pytest.raises(
-        ValueError, match=r"inner: its Hessian in delta is singular or indefinite in 5 of 5 .*add curvature"
-    ):
-        with_terms(per_sample, inner)
-    with pytest.warns(
-        SolverWarning, match=r"relative residual of .* inner has no positive curvature .*add curvature to inner"
-    ):
-        with_terms(per_sample, inner, solve=ConjugateGradient())
-
-
-def test_an_indefinite_hessian_is_fine_where_the_constraint_holds_its_negative_directions():
-    """Second-order sufficiency is asked on the face only."""
-    limits = Box(torch.tensor([-9.0, -0.5, -0.5, -0.5]).double(), torch.tensor([9.0, 0.5, 0.5, 0.5]).double())
-    theta = THETA.clone().requires_grad_()
-    corner = torch.tensor([[0.0, 0.5, -0.5, 0.5]], dtype=torch.float64)
-    delta = torch.cat([-theta.detach()[:1, None] / 2, corner[:, 1:]], 1)
+def test_an_indefinite_hessian_is_fine_where_the_constraint_holds_its_negative_directions(theta):
+    """Second-order sufficiency is needed on the face only."""
+    constraint = Box(torch.tensor([-9.0, -0.5, -0.5, -0.5]).double(), torch.tensor([9.0, 0.5, 0.5, 0.5]).double())
+    corner = torch.tensor([[0.5, -0.5, 0.5]], dtype=torch.float64)
+    delta = torch.cat([-theta.detach()[:1, None] / 2, corner], 1)
 
     def terms(delta):
         h = delta[:, 0].square() + theta[0] * delta[:, 0] - delta[:, 1:].square().sum(1)
         return Terms((delta[:, 0] * theta[1]).sin() + delta.sum(1), h)
 
+    minimizer = -theta[0] / 2
+    expected = torch.autograd.grad((minimizer * theta[1]).sin() + minimizer, theta)[0]
     for solve in (Direct(), ConjugateGradient(), Diagonal()):
-        found = cid(terms, delta, RunningMean(), {}, solve, constraint=limits)
-        best = -theta[0] / 2
-        expected = torch.autograd.grad((best * theta[1]).sin() + best, theta)[0]
-        assert torch.allclose(gradient(found, theta), expected, rtol=1e-12)
-
-
-def test_a_diagonal_solve_on_a_sphere_warns_that_the_system_is_not_diagonal():
-    limits = Ball(0.5)
-    with pytest.warns(SolverWarning, match="not diagonal; use ConjugateGradient or Direct"):
-        with_terms(
-            lambda theta, delta: (delta * DELTA).sum(1),
-            lambda theta, delta: 0.5 * (delta - 3 * DELTA - 1).square().sum(1),
-            delta=limits.project(3 * DELTA + 1),
-            constraint=limits,
-            solve=Diagonal(),
-        )
-
-
-@pytest.mark.parametrize("solve", [Direct(), ConjugateGradient(), Diagonal()], ids=["direct", "cg", "diagonal"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_delta_of_one_number_needs_no_axis(solve, shared):
-    theta, target = THETA.clone().requires_grad_(), torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-
-    def terms(delta):
-        return Terms(delta.square() + 0 * target, (delta - theta[0] * target).square())
-
-    best = theta[0] * (target.mean() if shared else target)
-    found = cid(terms, best.detach(), RunningMean(), {}, solve, shared=shared)
-    expected = torch.autograd.grad((best.square() + 0 * target).mean(), theta)[0]
-    assert torch.allclose(gradient(found, theta), expected)
-
-
-@pytest.mark.parametrize(
-    "composition", [LogMeanExp(), LogMeanExp(cap=2.0), MeanVariance(), ChiSquare(), CVaR()], ids=repr
-)
-def test_a_vector_of_outer_values_is_refused_by_compositions_of_losses(composition):
-    with pytest.raises(ValueError, match="outer"):
-        with_terms(
-            lambda theta, delta: torch.stack([per_sample(theta, delta)] * 2, 1), per_sample, composition=composition
-        )
+        direction = cid(terms, delta, RunningMean(), {}, solve, constraint=constraint)
+        assert torch.allclose(gradient(direction, theta), expected, rtol=1e-12)

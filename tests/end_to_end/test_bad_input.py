@@ -14,7 +14,7 @@ from doubly import DONE, PGD, Batch, LinfBall, TrainStep, UsageError, evaluate, 
 from doubly.checkpoints.files import load, save
 from doubly.cli import main
 from doubly.errors import NonFiniteError
-from doubly.rundir import lock, sha256
+from doubly.rundir import lock_directory, sha256
 
 NETWORKS = """
 import torch
@@ -204,7 +204,7 @@ def test_a_foreign_config_is_not_resumed(here, tmp_path, finished, config):
 def test_two_runs_at_once_in_one_directory(here, run):
     words, path = run
     before = contents(path)
-    with lock(path):
+    with lock_directory(path):
         code, _, err = here(*words, "--output", path, "--resume")
     assert code == 2
     assert f"is in use by another run (process {os.getpid()}); wait for it or choose another --output" in one_sentence(

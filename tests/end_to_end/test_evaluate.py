@@ -105,9 +105,9 @@ def loud():
     return nn.Sequential(linear(), Called(lambda x: 1e4 * x))
 """
 EPSILON = 0.27  # of twelve images two stand, both in the last chunk
-AUTOATTACK = ["--epsilon", EPSILON, "--autoattack", "--images", 12, "--autoattack-chunk", 3]
+AUTOATTACK = ["--epsilon", EPSILON, "--autoattack", "--images", 12, "--autoattack-chunk-size", 3]
 PLAIN = ["--attacks", "pgd", "--no-trust"]
-SEVERAL = ["--epsilon", 0.9, "--attacks", "pgd", "--no-trust", "--images", 12, "--autoattack-chunk", 3]  # none stands
+SEVERAL = ["--epsilon", 0.9, "--attacks", "pgd", "--no-trust", "--images", 12, "--autoattack-chunk-size", 3]  # none stands
 LABELS = range(4)
 
 
@@ -183,7 +183,7 @@ def split():
 
 
 def nearest_mean(x, y, sharpness=4.0):
-    """The linear network that answers with the class whose mean is suggestion, and in doubt with the last."""
+    """The linear network that answers with the class whose mean is nearest, and in doubt with the last."""
     means = torch.stack([torch.from_numpy(x[y == label] / 255).float().mean(0).flatten() for label in LABELS])
     doubt = torch.tensor([0.0, 0.0, 0.0, 4.0])
     return {"1.weight": sharpness * means, "1.bias": doubt - sharpness * means.square().sum(1) / 2}
@@ -362,8 +362,8 @@ def test_a_pickle_that_would_execute_code_is_refused_and_not_executed(own, tmp_p
 
 BAD = [
     ("softmax", {}, r"returns probabilities.*return the logits, without the softmax"),
-    ("centered_on_the_batch", {}, r"alone otherwise than in a batch.*normalize with stored statistics"),
-    ("batch_statistics", {}, r"alone otherwise than in a batch.*normalize with stored statistics"),
+    ("centered_on_the_batch", {}, r"a single image differently than in a batch.*normalize with stored statistics"),
+    ("batch_statistics", {}, r"a single image differently than in a batch.*normalize with stored statistics"),
     ("dropout_at_all_times", {}, r"differently each time.*take out what draws random numbers"),
     ("two_thirds", {}, r"labels run from 0 to 3 but the model returns 3 logits: build the model with as many outputs"),
     ("pair", {}, r"must return a tensor of logits, got tuple: return the scores alone"),
@@ -437,12 +437,12 @@ def test_what_to_evaluate_must_be_said(own, words, said):
         (["--threat", "l2", "--epsilon", -1], "epsilon must be positive and finite, got -1"),
         (["--tail-share", 0], "tail_share is a share of the classes in (0, 1], got 0"),
         (["--images", 0], "images must be at least 1, got 0"),
-        (["--autoattack-chunk", 0], "autoattack_chunk must be at least 1"),
+        (["--autoattack-chunk-size", 0], "autoattack_chunk_size must be at least 1"),
         (["--jobs", 0], "jobs run in at least 1 process, got 0"),
         (["--quick", "--shard", 2, 2], "a shard is k of n with 0 <= k < n, got 2 of 2"),
         (["--quick", "--autoattack"], "give --autoattack or --quick"),
-        (["--attacks", "pdg"], "there is no attack 'pdg': use pgd, margin, autoattack, quick"),
-        (["--device", "cuda:77"], "device 'cuda:77' is not to be had here"),
+        (["--attacks", "pdg"], "there is no attack 'pdg': did you mean 'pgd'?"),
+        (["--device", "cuda:77"], "device 'cuda:77' is not available here"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
@@ -574,7 +574,7 @@ def test_shards_put_together_are_the_whole(own, whole, copy):
     words = without(copy, 0, 1, 2)
     for shard, chunks, done in ((0, "3 of 4", {"chunk 1", "chunk 3"}), (1, "4 of 4", {"chunk 2"})):
         code, out, err = own(*words, "--shard", shard, 2)
-        assert code == 0 and f"{chunks} chunks are done; without --shard they are put together" in out
+        assert code == 0 and f"{chunks} chunks are finished; a call without --shard combines them" in out
         assert {line.partition(" of")[0] for line in err.splitlines()} == done
         assert not (copy / "evaluation.json").exists()
     code, _, err = own(*words)
@@ -630,7 +630,7 @@ def test_an_interrupted_evaluation_keeps_what_it_has(interrupted):
 
 def test_an_interrupted_evaluation_says_how_to_go_on(interrupted):
     lines = [line for line in interrupted[3].splitlines() if line.startswith("doubly: ")]
-    assert len(lines) == 1 and "the same command goes on" in lines[0]
+    assert len(lines) == 1 and "the same command continues" in lines[0]
 
 
 class Waiting:
@@ -653,7 +653,7 @@ def test_interrupted_jobs_are_ended_and_it_is_said_how_to_go_on(own, output, mon
     monkeypatch.setattr(subprocess, "Popen", Waiting)
     code, _, err = own(*command("linear", *AUTOATTACK, "--jobs", 2, output=output))
     assert (code, Waiting.terminated) == (130, 2)
-    assert "the same command goes on" in one_sentence(err)
+    assert "the same command continues" in one_sentence(err)
 
 
 def children(process):
@@ -685,7 +685,7 @@ def test_sigterm_ends_all_processes(workshop):
         os.kill(number, signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert left == []
-    assert process.returncode == 143 and "the same command goes on" in err
+    assert process.returncode == 143 and "the same command continues" in err
 
 
 # --- the state on disk -----------------------------------------------------------------------------------------------
@@ -697,7 +697,7 @@ def test_the_state_of_another_network_is_refused(own, whole, output):
     code, out, err = own(*words)
     assert code == 2 and out == ""
     assert "key.json belongs to another evaluation: its model is " in one_sentence(err)
-    assert "choose another folder, or delete that one to begin anew" in err
+    assert "choose another folder, or delete that one to start again" in err
     assert contents(whole[0]) == before and not output.exists()
 
 
@@ -811,7 +811,7 @@ def test_the_tail_is_as_large_as_asked_for(own, output, words, title, count):
 
 
 def test_attacked_images_are_saved_exactly(own, workshop, output):
-    words = ["--epsilon", 0.15, "--save-examples", "npz", "--most-examples", 8, *PLAIN]
+    words = ["--epsilon", 0.15, "--save-examples", "npz", "--max-examples", 8, *PLAIN]
     assert own(*command("linear", *words, output=output))[0] == 0
     clean = np.load(workshop.folder / "digits.npz")["x_test"][:, None] / 255
     with np.load(output / "examples" / "pgd" / "examples.npz") as kept:
@@ -823,7 +823,7 @@ def test_attacked_images_are_saved_exactly(own, workshop, output):
 
 
 def test_attacked_images_are_saved_as_pictures(own, workshop, output):
-    words = ["--epsilon", "8/255", "--save-examples", "png", "--quick", "--autoattack-chunk", 24, *PLAIN]
+    words = ["--epsilon", "8/255", "--save-examples", "png", "--quick", "--autoattack-chunk-size", 24, *PLAIN]
     assert own(*command("linear", *words, output=output))[0] == 0
     clean = np.load(workshop.folder / "digits.npz")
     pictures = sorted((output / "examples" / "pgd").iterdir())
@@ -916,7 +916,7 @@ def test_the_comparison_is_readable_in_a_narrow_terminal(own, whole):
     [
         (["--images", 8], {}, "of different samples: evaluate both models on the same images"),
         ([], {"data": "mirrored.npz"}, "differ in data_sha256"),
-        (["--epsilon", 0.1], {}, "differ in pgd, threat: radius: 0.15 and 0.1: evaluate both alike"),
+        (["--epsilon", 0.1], {}, "differ in pgd, threat: radius: 0.15 and 0.1: evaluate both with the same settings"),
     ],
     ids=["fewer", "other", "another epsilon"],
 )
@@ -950,7 +950,7 @@ def test_an_evaluation_whose_arrays_are_cut_is_not_compared(own, plain, tmp_path
     if kept is not None:
         file.write_bytes(data[:kept])
     code, _, err = closed(own, "compare", plain[0], path)
-    assert code == 2 and "no whole evaluation" in one_sentence(err) and "run `doubly evaluate` again" in err
+    assert code == 2 and "do not hold a complete evaluation" in one_sentence(err) and "run `doubly evaluate` again" in err
 
 
 @pytest.mark.parametrize("spoilt", ["evaluation.json", "evaluation.npz"])

@@ -34,7 +34,7 @@ def test_a_study_stops_with_its_workers_and_can_go_on(tmp_path, number, code):
         process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == code
-    assert "the same command goes on where this one left off" in err and "Traceback" not in err
+    assert "the same command continues where this one stopped" in err and "Traceback" not in err
     assert not left_of(process.pid, patience=20)
     begun = [path for path in tmp_path.iterdir() if (path / "config.json").exists()]
     assert begun and all((path / "checkpoints" / "last" / "state.json").exists() for path in begun)

@@ -1,3 +1,5 @@
+"""Checks of whether numbers can be trusted: on networks that hide their gradients, and on results made by hand."""
+
 import json
 from dataclasses import replace
 
@@ -9,18 +11,24 @@ from torch import nn
 from doubly.attacks import FGSM, PGD
 from doubly.attacks.autoattack import AutoAttack
 from doubly.bilevel import NormalizedStep, SignStep
-from doubly.evaluation import trust
 from doubly.evaluation.api import evaluate
 from doubly.evaluation.result import EvalResult
+from doubly.evaluation.trust import (
+    Check,
+    checks_of_attacks,
+    checks_of_result,
+    summarize_checks,
+    unbounded_attack,
+)
 from doubly.threat import L2Ball, LinfBall
 
 EPSILON = 0.1
 ATTACK = PGD(LinfBall(EPSILON), 5, SignStep(0.05))
-SOME = AutoAttack(LinfBall(EPSILON), ("apgd-ce", "square"), iterations=5, queries=100)
+ENSEMBLE = AutoAttack(LinfBall(EPSILON), ("apgd-ce", "square"), iterations=5, queries=100)
 
 
 class Threshold(nn.Module):
-    """Class 1 where the mean pixel exceeds a half."""
+    """Predicts 1 where the mean pixel exceeds a half."""
 
     def __init__(self, scale=10.0):
         super().__init__()
@@ -32,22 +40,22 @@ class Threshold(nn.Module):
 
 
 class Steps(Threshold):
-    """Pixels in few levels: there is no gradient."""
+    """Rounds the pixels to few levels, so there is no gradient."""
 
     def forward(self, x):
         return super().forward((x * 50).round() / 50)
 
 
-class Elsewhere(Threshold):
-    """The gradient points away from where the loss grows."""
+class WrongDirection(Threshold):
+    """Has a gradient that points away from where the loss grows."""
 
     def forward(self, x):
         logits = super().forward(x)
         return 2 * logits.detach() - logits
 
 
-def near(n=16, side=2):
-    """Images that an attack can turn: half of them darker than a half by 0.03, half lighter."""
+def near_boundary(n=16, side=2):
+    """Images that an attack can break: half of them darker than a half by about 0.03, half lighter."""
     y = torch.arange(n) % 2
     x = 0.5 + 0.06 * (y - 0.5) + torch.linspace(-0.02, 0.02, n)
     return x.view(-1, 1, 1, 1).expand(-1, 1, side, side).contiguous(), y
@@ -61,114 +69,102 @@ def suspicious(found):
     return {name for name, line in lines(found).items() if line["verdict"] == "suspicious"}
 
 
-@pytest.mark.parametrize(("apart", "robust"), [(0.0, 0.0), (0.2, 1.0)], ids=["weak", "robust"])
-@pytest.mark.parametrize("threat", [LinfBall(EPSILON), L2Ball(5 * EPSILON)], ids=["linf", "l2"])
-def test_an_honest_network_is_fine(threat, apart, robust):
-    x, y = near(side=5)
-    some = AutoAttack(threat, ("apgd-ce", "square"), iterations=5, queries=50)
-    found = evaluate(Threshold(), (x * (1 - apart) + apart * y.view(-1, 1, 1, 1), y), threat, ["pgd", "margin", some])
-    assert (found.sa, found.ra_pgd, found.accuracy("autoattack_in_part")) == (1, robust, robust)
-    assert not suspicious(found) and found.trust["verdict"] == "fine"
-    assert found.trust["measured"] == found.trust["of"] == 11
+def test_an_honest_network_is_fine_whether_weak_or_robust():
+    x, y = near_boundary(side=5)
+    for threat in (LinfBall(EPSILON), L2Ball(5 * EPSILON)):
+        for shift, robust in ((0.0, 0.0), (0.2, 1.0)):
+            ensemble = AutoAttack(threat, ("apgd-ce", "square"), iterations=5, queries=50)
+            data = x * (1 - shift) + shift * y.view(-1, 1, 1, 1), y
+            found = evaluate(Threshold(), data, threat, ["pgd", "margin", ensemble])
+            assert (found.sa, found.ra_pgd, found.accuracy("autoattack_in_part")) == (1, robust, robust)
+            assert not suspicious(found) and found.trust["verdict"] == "fine"
+            assert found.trust["measured"] == found.trust["of"] == 11
 
 
-@pytest.mark.parametrize(
-    ("network", "caught"),
-    [
+def test_a_network_that_hides_its_gradient_is_suspicious(tmp_path):
+    for network, expected in (
         (Steps(), {"zero gradients", "unbounded attack"}),
         (Threshold(1e4), {"zero gradients", "logit scale", "PGD minus PGD on the logit margin"}),
-        (Elsewhere(), {"unbounded attack"}),
+        (WrongDirection(), {"unbounded attack"}),
         (Threshold(1e-6), {"logit scale"}),
-    ],
-    ids=["steps", "saturated", "elsewhere", "flat"],
-)
-def test_a_network_that_hides_its_gradient_is_called_suspicious(network, caught, tmp_path):
-    found = evaluate(network, near(), LinfBall(EPSILON), output=tmp_path)
-    assert found.trust["verdict"] == "suspicious" and caught <= suspicious(found)
-    kept = json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))["trust"]
-    assert kept == found.trust
-    for line in kept["lines"]:
-        assert line["text"] and "\n" not in line["text"]
-        assert (line["value"] is None) == (line["verdict"] == "not measured")
+    ):
+        found = evaluate(network, near_boundary(), LinfBall(EPSILON), output=tmp_path)
+        assert found.trust["verdict"] == "suspicious" and expected <= suspicious(found)
+        saved = json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))["trust"]
+        assert saved == found.trust
+        for line in saved["lines"]:
+            assert line["text"] and "\n" not in line["text"]
+            assert (line["value"] is None) == (line["verdict"] == "not measured")
 
 
-@pytest.mark.parametrize("network", [Steps(), Elsewhere()])
-def test_square_beats_what_follows_a_hidden_gradient(network):
-    found = evaluate(network, near(), LinfBall(EPSILON), [replace(ATTACK, start="zero"), SOME])
-    assert found.ra_pgd == 1 and found.accuracy("autoattack_in_part") < 0.2
-    caught = {"Square beats white-box", "PGD minus AutoAttack", "AutoAttack's own warnings"}
-    assert caught <= suspicious(found)
-    assert lines(found)["Square beats white-box"]["value"] == pytest.approx(
-        found.after["apgd-ce"].mean() - found.accuracy("autoattack_in_part")
-    )
+def test_square_finds_what_a_hidden_gradient_does_not():
+    for network in (Steps(), WrongDirection()):
+        found = evaluate(network, near_boundary(), LinfBall(EPSILON), [replace(ATTACK, start="zero"), ENSEMBLE])
+        assert found.ra_pgd == 1 and found.accuracy("autoattack_in_part") < 0.2
+        expected = {"Square beats white-box", "PGD minus AutoAttack", "AutoAttack's own warnings"}
+        assert expected <= suspicious(found)
+        gain = found.robust_after["apgd-ce"].mean() - found.accuracy("autoattack_in_part")
+        assert lines(found)["Square beats white-box"]["value"] == pytest.approx(gain)
 
 
-@pytest.mark.parametrize(
-    "attacks",
-    [["margin"], [FGSM(LinfBall(EPSILON))], [replace(SOME, parts=("apgd-ce",))]],
-    ids=["margin", "fgsm", "aa"],
-)
-def test_a_network_without_gradient_is_caught_whatever_attack_is_run(attacks):
-    found = evaluate(Threshold(1e-6), near(), LinfBall(EPSILON), attacks)
-    assert {"zero gradients", "logit scale", "more steps", "more restarts", "unbounded attack"} <= set(lines(found))
-    assert found.trust["verdict"] == "suspicious"
+def test_a_network_without_gradient_is_suspicious_whatever_attack_is_run():
+    for attacks in (["margin"], [FGSM(LinfBall(EPSILON))], [replace(ENSEMBLE, parts=("apgd-ce",))]):
+        found = evaluate(Threshold(1e-6), near_boundary(), LinfBall(EPSILON), attacks)
+        assert {"zero gradients", "logit scale", "more steps", "more restarts", "unbounded attack"} <= set(lines(found))
+        assert found.trust["verdict"] == "suspicious"
 
 
-def validate(network, x, y, attack=ATTACK):
-    return {line.name: line for line in trust.attack_checks(network, x, y, attack)}
+def attack_checks(network, x, y, attack=ATTACK):
+    return {check.name: check for check in checks_of_attacks(network, x, y, attack)}
 
 
-def test_more_steps_show_that_the_attack_was_too_weak():
-    short = PGD(LinfBall(EPSILON), 1, SignStep(0.02), "zero")
-    found = validate(Threshold(), *near(), short)
-    assert found["more steps"].verdict == "suspicious" and found["more steps"].value == 0.75
-    assert found["more restarts"] == ("more restarts", 0.0, "fine", found["more restarts"].text)
+def test_more_steps_and_restarts_show_that_an_attack_is_too_weak():
+    short = attack_checks(Threshold(), *near_boundary(), PGD(LinfBall(EPSILON), 1, SignStep(0.02), "zero"))
+    assert short["more steps"].verdict == "suspicious" and short["more steps"].value == 0.75
+    assert (short["more restarts"].value, short["more restarts"].verdict) == (0.0, "fine")
+    lucky = attack_checks(Threshold(), *near_boundary(64, 1), PGD(LinfBall(EPSILON), 0))
+    assert lucky["more restarts"].verdict == "suspicious" and 0.4 < lucky["more restarts"].value < 0.8
+    l2 = attack_checks(Threshold(), *near_boundary(), PGD(L2Ball(0.2), 5, NormalizedStep(0.05)))
+    assert {check.verdict for check in l2.values()} == {"fine"}
 
 
-def test_more_restarts_show_that_the_attack_was_lucky():
-    found = validate(Threshold(), *near(64, 1), PGD(LinfBall(EPSILON), 0))
-    assert found["more restarts"].verdict == "suspicious" and 0.4 < found["more restarts"].value < 0.8
-
-
-def test_a_hidden_gradient_counts_among_right_answers_alone():
-    x, y = near()
+def test_zero_gradients_count_among_correct_images_only():
+    x, y = near_boundary()
     y = torch.where(torch.arange(16) < 8, 1 - y, y)
 
-    class Half(Threshold):
+    class HalfHidden(Threshold):
         def forward(self, x):
             logits = super().forward(x)
             hidden = (torch.arange(len(x)) < 9).view(-1, 1) & (torch.tensor(len(x)) == 16)
             return torch.where(hidden, logits.detach(), logits)
 
-    assert validate(Half(), x, y)["zero gradients"].value == 1 / 8
-    assert validate(Half(), x, 1 - near()[1])["zero gradients"].value == 0
+    assert attack_checks(HalfHidden(), x, y)["zero gradients"].value == 1 / 8
+    assert attack_checks(HalfHidden(), x, 1 - near_boundary()[1])["zero gradients"].value == 0
 
 
-def test_the_logit_scale_is_the_median_gap_of_the_two_largest():
+def test_the_logit_scale_is_the_median_gap_of_the_two_largest_logits():
     class Fixed(nn.Module):
         def forward(self, x):
-            return torch.tensor([[0.0, 3.0, 1.0], [5.0, 0.0, 0.0], [1.0, 1.0, 0.0]]) + 0 * x.mean((1, 2, 3))[:, None]
+            if len(x) == 3:
+                logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+                return logits + 0 * x.mean((1, 2, 3))[:, None]
+            return torch.eye(3)[:1].repeat(len(x), 1) + x.mean((1, 2, 3))[:, None]
 
-    class Given(Fixed):
-        def forward(self, x):
-            return (
-                super().forward(x) if len(x) == 3 else torch.eye(3)[:1].repeat(len(x), 1) + x.mean((1, 2, 3))[:, None]
-            )
-
-    assert validate(Given(), torch.full((3, 1, 1, 1), 0.5), torch.tensor([2, 2, 2]))["logit scale"].value == 2
+    x, y = torch.full((3, 1, 1, 1), 0.5), torch.tensor([2, 2, 2])
+    assert attack_checks(Fixed(), x, y)["logit scale"].value == 2
 
 
-@pytest.mark.parametrize("threat", [LinfBall(0.01), L2Ball(0.01)])
-def test_an_unbounded_attack_reaches_every_image(threat):
+def test_an_unbounded_attack_can_reach_every_image():
     x, y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 0])
-    delta = trust.unbounded(threat, x)(Threshold(), x, y, torch.Generator())
-    assert torch.allclose(x + delta, torch.ones_like(x), atol=1e-4)
+    for threat in (LinfBall(0.01), L2Ball(0.01)):
+        delta = unbounded_attack(threat, x)(Threshold(), x, y, torch.Generator())
+        assert torch.allclose(x + delta, torch.ones_like(x), atol=1e-4)
 
 
-def test_a_probe_leaves_the_network_as_it_was():
+def test_the_checks_leave_the_network_as_it_was():
     network = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, 2)).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    trust.attack_checks(network, *near(), ATTACK)
+    checks_of_attacks(network, *near_boundary(), ATTACK)
     assert all(module.training for module in network.modules())
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(p.requires_grad and p.grad is None for p in network.parameters())
@@ -177,90 +173,79 @@ def test_a_probe_leaves_the_network_as_it_was():
 Y = np.arange(1000) % 2
 
 
-def answered(right):
-    return np.where(np.arange(1000) < right, Y, 1 - Y)
+def first_correct(count):
+    return np.where(np.arange(1000) < count, Y, 1 - Y)
 
 
-def read(answers, **about):
-    found = EvalResult(Y, ("a", "b"), {"clean": Y, **answers}, **about)
-    return {line.name: line for line in trust.from_result(found, {"repeat": 1e-7, "batch": 2e-6})}
+def result_checks(predictions, **fields):
+    found = EvalResult(Y, ("a", "b"), {"clean": Y, **predictions}, **fields)
+    return {check.name: check for check in checks_of_result(found, {"repeat": 1e-7, "batch": 2e-6})}
 
 
-@pytest.mark.parametrize(
-    ("strong", "name", "limit"),
-    [("autoattack", "PGD minus AutoAttack", 80), ("margin", "PGD minus PGD on the logit margin", 50)],
-)
-def test_a_gap_is_suspicious_beyond_its_limit(strong, name, limit):
-    for more, verdict in ((0, "fine"), (-5, "fine"), (5, "suspicious")):
-        found = read({"pgd": answered(600), strong: answered(600 - limit - more)})[name]
-        assert found.verdict == verdict or more == 0  # at the limit rounding decides
-        assert found.value == pytest.approx((limit + more) / 1000)
-        assert f"{(limit + more) / 10:.1f} points on the same 1000 images" in found.text
+def test_a_gap_is_suspicious_beyond_its_limit():
+    """At the limit itself rounding decides."""
+    for attack, name, limit in (
+        ("autoattack", "PGD minus AutoAttack", 80),
+        ("margin", "PGD minus PGD on the logit margin", 50),
+    ):
+        for more, verdict in ((-5, "fine"), (5, "suspicious")):
+            predictions = {"pgd": first_correct(600), attack: first_correct(600 - limit - more)}
+            found = result_checks(predictions)[name]
+            assert found.verdict == verdict and found.value == pytest.approx((limit + more) / 1000)
+            assert f"{(limit + more) / 10:.1f} points on the same 1000 images" in found.text
+    stronger = {"pgd": first_correct(500), "autoattack": first_correct(530)}
+    assert result_checks(stronger)["PGD minus AutoAttack"].verdict == "suspicious"
 
 
-def test_a_gap_is_that_of_the_samples_that_both_attacks_saw():
-    half = np.where(np.arange(1000) < 500, answered(250), -1)
-    found = read({"pgd": answered(500), "autoattack": half})["PGD minus AutoAttack"]
+def test_a_gap_is_that_of_the_samples_that_both_attacks_were_run_on():
+    half = np.where(np.arange(1000) < 500, first_correct(250), -1)
+    found = result_checks({"pgd": first_correct(500), "autoattack": half})["PGD minus AutoAttack"]
     assert found.value == 0.5 and "the same 500 images" in found.text
-    assert read({"pgd": Y, "autoattack": np.full(1000, -1)})["PGD minus AutoAttack"].verdict == "not measured"
+    neither = result_checks({"pgd": Y, "autoattack": np.full(1000, -1)})
+    assert neither["PGD minus AutoAttack"].verdict == "not measured"
 
 
 def test_what_was_not_run_is_not_measured():
-    found = read({})
-    assert {name for name, line in found.items() if line.verdict != "not measured"} == {"batch invariance"}
-    assert all((line.value is None) == (line.verdict == "not measured") for line in found.values())
+    found = result_checks({})
+    assert {name for name, check in found.items() if check.verdict != "not measured"} == {"batch invariance"}
+    assert all((check.value is None) == (check.verdict == "not measured") for check in found.values())
     assert found["batch invariance"].value == 2e-6
 
 
-@pytest.mark.parametrize(("broken", "verdict"), [(0, "fine"), (1, "fine"), (3, "suspicious")])
-def test_square_may_break_what_the_reference_allows(broken, verdict):
-    after = {"apgd-ce": np.arange(1000) < 400, "square": np.arange(1000) < 400 - broken}
-    found = read({"autoattack": answered(400 - broken)}, after=after)["Square beats white-box"]
-    assert (found.verdict, found.value) == (verdict, pytest.approx(broken / 1000))
+def test_square_may_break_what_the_reference_allows():
+    for broken, verdict in ((0, "fine"), (1, "fine"), (3, "suspicious")):
+        after = {"apgd-ce": np.arange(1000) < 400, "square": np.arange(1000) < 400 - broken}
+        found = result_checks({"autoattack": first_correct(400 - broken)}, robust_after=after)
+        check = found["Square beats white-box"]
+        assert (check.verdict, check.value) == (verdict, pytest.approx(broken / 1000))
+    first = {"square": np.arange(1000) < 500, "apgd-ce": np.arange(1000) < 250}
+    found = result_checks({"autoattack": first_correct(250)}, robust_after=first)
+    assert found["Square beats white-box"].verdict == "not measured"
 
 
-def test_square_that_came_first_beats_nobody():
-    after = {"square": np.arange(1000) < 500, "apgd-ce": np.arange(1000) < 250}
-    assert read({"autoattack": answered(250)}, after=after)["Square beats white-box"].verdict == "not measured"
+def test_attacked_images_outside_the_ball_or_predicted_otherwise_are_suspicious():
+    for outside, changed in ((0, 0), (1, 0), (0, 2), (1, 2)):
+        checked = {"n": 9, "asked": 9, "outside": outside, "changed": changed, "largest": 1.0000001}
+        found = result_checks({"pgd": Y}, examples=checked)["examples re-checked"]
+        assert found.value == outside + changed
+        assert found.verdict == ("suspicious" if outside + changed else "fine")
+        assert f"{outside} outside" in found.text and f"{changed} of 9 predicted otherwise" in found.text
 
 
-@pytest.mark.parametrize(("outside", "changed"), [(0, 0), (1, 0), (0, 2), (1, 2)])
-def test_examples_that_left_the_ball_or_turned_back_are_suspicious(outside, changed):
-    checked = {"n": 9, "asked": 9, "outside": outside, "changed": changed, "largest": 1.0000001}
-    found = read({"pgd": Y}, examples=checked)["examples re-checked"]
-    assert found.value == outside + changed
-    assert found.verdict == ("suspicious" if outside + changed else "fine")
-    assert f"{outside} outside" in found.text and f"{changed} of 9 answered otherwise" in found.text
+def test_warnings_of_the_reference_are_repeated():
+    for warnings, expected in (([], (0.0, "fine", "none")), (["a", "b"], (2.0, "suspicious", "a; b"))):
+        found = result_checks({}, autoattack={"label": "x", "warnings": warnings})["AutoAttack's own warnings"]
+        assert found[1:] == expected
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"), [([], (0.0, "fine", "none")), (["random", "dynamic"], (2.0, "suspicious", "random; dynamic"))]
-)
-def test_warnings_of_the_reference_are_repeated(said, expected):
-    found = read({}, autoattack={"label": "x", "warnings": said})["AutoAttack's own warnings"]
-    assert found[1:] == expected
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "expected"),
-    [
+def test_one_suspicious_check_makes_the_whole_suspicious():
+    for verdicts, expected in (
+        (["not measured"], ("too little was measured", 0, 11)),
         (["fine", "not measured"], ("too little was measured", 1, 11)),
         (["fine"] * 6 + ["not measured"], ("fine", 6, 11)),
         (["fine", "suspicious", "not measured"], ("suspicious", 2, 11)),
         (["suspicious"], ("suspicious", 1, 11)),
-    ],
-)
-def test_one_suspicious_line_makes_the_panel_suspicious(verdicts, expected):
-    found = trust.panel([trust.Line(str(i), 0.0, verdict, "text") for i, verdict in enumerate(verdicts)])
-    assert (found["verdict"], found["measured"], found["of"]) == expected
-    given = [line["verdict"] for line in found["lines"] if line["text"] == "text"]
-    assert given == verdicts
-
-
-def test_a_panel_of_nothing_is_not_fine():
-    assert trust.panel([trust.Line("a", None, "not measured", "text")])["verdict"] != "fine"
-
-
-def test_an_l2_attack_is_probed_with_l2_steps():
-    found = validate(Threshold(), *near(), PGD(L2Ball(0.2), 5, NormalizedStep(0.05)))
-    assert {line.verdict for line in found.values()} == {"fine"}
+    ):
+        found = summarize_checks([Check(str(i), 0.0, verdict, "text") for i, verdict in enumerate(verdicts)])
+        assert (found["verdict"], found["measured"], found["of"]) == expected
+        assert [line["verdict"] for line in found["lines"] if line["text"] == "text"] == verdicts

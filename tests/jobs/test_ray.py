@@ -1,11 +1,8 @@
-"""Runs on Ray: the logic with a stand-in for the package; slow, and with it, a process that is killed."""
+"""Jobs on Ray: the logic with a stand-in for the package; slow, and with the package, a process that is killed."""
 
-import json
 import os
 import signal
 import sys
-import threading
-import time
 from concurrent.futures import Future
 from io import StringIO
 from types import ModuleType
@@ -13,37 +10,18 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from doubly.config.run import Run
-from doubly.config.serialize import from_json
 from doubly.errors import Interrupted, UsageError
-from doubly.jobs.pool import Job
+from doubly.jobs.job import Job
 from doubly.jobs.ray import run_on_ray
-from doubly.rundir import RunDir, read_metrics
 from doubly.training.loop import train_run
-
-SMALL = {
-    "kind": "run",
-    "data": {"kind": "data", "source": {"kind": "dataset.digits"}},
-    "model": {"kind": "model.small_cnn", "width": 2},
-    "method": {"kind": "method.standard"},
-    "validation": {"kind": "validation", "size": 20, "attack": {"kind": "attack.pgd", "steps": 1}},
-    "epochs": 1,
-    "batch": 1000,
-    "device": "cpu",
-    "channels_last": "no",
-}
-
-
-def small(**changes) -> Run:
-    return from_json({**SMALL, **changes})
 
 
 class FakeRay(ModuleType):
-    """Does a task when it is asked for, in this process; `lost` ones die with their node."""
+    """Does a task in this process when it is submitted; those named in `lost` die with their node."""
 
     def __init__(self, nodes, lost=()):
         super().__init__("ray")
-        self.resources, self.lost, self.calls, self.options_given = nodes, lost, [], {}
+        self.resources, self.lost, self.calls, self.task_options = nodes, lost, [], {}
 
     def init(self, **options):
         if options["address"] == "auto":
@@ -62,21 +40,20 @@ class FakeRay(ModuleType):
         return self
 
     def options(self, **options):
-        self.options_given = options
+        self.task_options = options
         task = ModuleType("task")
         task.remote = self.submit
         return task
 
-    def submit(self, threads, config, output, *arguments):
+    def submit(self, threads, job):
         reference, future = ModuleType("reference"), Future()
         reference.future = lambda: future
-        if output.name.startswith("pending"):
-            return reference
-        json.dumps(config)  # nothing but plain values is handed over
-        if output.name in self.lost:
+        if job.output.name in self.lost:
             future.set_exception(RuntimeError("the node is gone\nmore"))
-        else:
-            future.set_result(self.function(threads, config, output, *arguments))
+        elif job.output.name == "interrupted":  # does not end, and a signal comes
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif job.output.name != "pending":
+            future.set_result(self.function(threads, job))
         return reference
 
     def cancel(self, reference):
@@ -99,91 +76,67 @@ def on_ray(monkeypatch, tmp_path):
     return call
 
 
-def jobs(tmp_path, *names):
-    return [Job(small(), (tmp_path / name).relative_to(tmp_path), None) for name in names]
+@pytest.fixture
+def jobs(tmp_path, small_run):
+    """Jobs with relative directories of these names."""
+    return lambda *names: [Job(small_run(epochs=1), (tmp_path / name).relative_to(tmp_path), None) for name in names]
 
 
-def test_runs_are_tasks_and_what_fails_or_is_lost_is_a_sentence(on_ray, tmp_path):
+def test_jobs_are_tasks_and_failed_or_lost_ones_are_reported(on_ray, jobs, tmp_path, saved_run):
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "letter.txt").write_text("dear diary")
-    found = on_ray(jobs(tmp_path, "fine", "full", "lost"), lost=("lost",), processes=2)
-    assert found.keys() == {tmp_path / "full", tmp_path / "lost"}  # whole paths: a node has another working folder
-    assert "full is not empty (letter.txt)" in found[tmp_path / "full"]
-    assert found[tmp_path / "lost"].startswith("died 3 times (RuntimeError: the node is gone): ")
-    assert jobs(tmp_path, "fine")[0].done and on_ray.ray.calls == [("init", "local"), "shutdown"]
-    assert on_ray(jobs(tmp_path, "fine")) == {} and on_ray.ray.calls == []  # nothing to do, nobody asked
+    (tmp_path / "full" / "letter.txt").write_text("somebody's file")
+    failures = on_ray(jobs("fine", "full", "lost"), lost=("lost",), processes=9)
+    assert failures.keys() == {tmp_path / "full", tmp_path / "lost"}  # absolute: nodes have other working folders
+    assert "full is not empty (letter.txt)" in failures[tmp_path / "full"]
+    assert failures[tmp_path / "lost"].startswith("died 3 times (RuntimeError: the node is gone): ")
+    assert jobs("fine")[0].is_done and on_ray.ray.calls == [("init", "local"), "shutdown"]
+    assert saved_run(tmp_path / "fine").info["choices"]["threads"] == 1
+    assert on_ray(jobs("fine")) == {} and on_ray.ray.calls == []  # nothing to do, so no connection
 
 
-@pytest.mark.parametrize(
-    ("asked", "cpus", "gpus"),
-    [({}, 2, 0), ({"processes": 2}, 3, 0), ({"processes": 1}, 4, 0), ({"processes": 9}, 1, 0), ({"gpu": True}, 2, 1)],
-)
-def test_ray_is_told_what_a_run_takes_and_the_run_keeps_to_it(on_ray, tmp_path, asked, cpus, gpus):
+def test_tasks_ask_for_their_share_of_the_cores(on_ray, jobs):
     """Nodes of 4 and of 2 cores, the second with a GPU."""
-    on_ray(jobs(tmp_path, "lost"), lost=("lost",), **asked)
-    given = on_ray.ray.options_given
-    assert (given["num_cpus"], given["num_gpus"], given["max_retries"]) == (cpus, gpus, 2)
-    assert given["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(cpus)
+    for options, cpus, gpus in [
+        ({}, 2, 0),
+        ({"processes": 2}, 3, 0),
+        ({"processes": 1}, 4, 0),
+        ({"processes": 9}, 1, 0),
+        ({"gpu": True}, 2, 1),
+    ]:
+        on_ray(jobs("lost"), lost=("lost",), **options)
+        task = on_ray.ray.task_options
+        assert (task["num_cpus"], task["num_gpus"], task["max_retries"]) == (cpus, gpus, 2), options
+        assert task["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(cpus), options
 
 
-def test_a_task_sets_its_threads(on_ray, tmp_path, tiny):
-    on_ray(jobs(tmp_path, "fine"), processes=1, nodes=({"CPU": 1.0},))
-    assert tiny.checkpoint(tmp_path / "fine")[1]["choices"]["threads"] == 1
-
-
-def test_a_signal_cancels_waits_and_says_how_to_go_on(on_ray, tmp_path):
-    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    timer.start()
-    with pytest.raises(Interrupted, match="the same command goes on") as ending:
-        on_ray(jobs(tmp_path, "pending", "pending_too"))
-    assert ending.value.number == signal.SIGTERM
+def test_a_signal_cancels_the_tasks_and_waits_until_they_have_saved(on_ray, jobs):
+    with pytest.raises(Interrupted, match="the same command continues") as error:
+        on_ray(jobs("pending", "interrupted"))
+    assert error.value.number == signal.SIGTERM
     assert on_ray.ray.calls == [("init", "local"), "cancel", "cancel", ("wait", 2, 60.0), "shutdown"]
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
+def test_what_cannot_run_is_refused_with_the_remedy(on_ray, jobs, tmp_path, monkeypatch):
+    for options, message in [
         ({"address": "auto"}, r"no Ray cluster at 'auto' \(Could not find any running Ray instance\.\): start one"),
         ({"address": "127.0.0.1:1"}, r"no Ray cluster at '127.0.0.1:1' \(.*refused\): start one with `ray start"),
         ({"gpu": True, "nodes": ({"CPU": 4.0},)}, "no node of this Ray cluster has a GPU for each run: add such"),
-    ],
-)
-def test_bad_input_is_a_sentence_with_the_remedy(on_ray, tmp_path, options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        on_ray(jobs(tmp_path, "run"), **options)
-    assert not (tmp_path / "run").exists()
-
-
-def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):
+    ]:
+        with pytest.raises(UsageError, match=message):
+            on_ray(jobs("run"), **options)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r'pip install "doubly\[ray\]"'):
-        run_on_ray([Job(small(), tmp_path)], "local", Console(file=StringIO()))
-
-
-def killed(job: Job, epoch: int) -> None:
-    """Kill the process that trains the job once its checkpoint stands at that epoch."""
-    state, end = job.output / "checkpoints" / "last" / "state.json", time.monotonic() + 180
-    while time.monotonic() < end:
-        try:
-            if json.loads(state.read_text())["epoch"] >= epoch:
-                break
-        except (FileNotFoundError, ValueError):  # not begun, or between two renames
-            pass
-        time.sleep(0.02)
-    process = int((job.output / ".lock").read_text())
-    assert process != os.getpid()
-    os.kill(process, signal.SIGKILL)
+        run_on_ray(jobs("run"), "local", Console(file=StringIO()))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_process_of_ray_that_is_killed_is_begun_again_and_resumes(tmp_path, same_bits, tiny):
+def test_a_killed_process_of_ray_is_restarted_and_resumes(tmp_path, small_run, saved_run, killed_after_epoch):
     pytest.importorskip("ray")
-    dying = Job(small(epochs=8, batch=400, save_seconds=0.0), tmp_path / "dying", None)
-    killer = threading.Thread(target=killed, args=(dying, 3))
-    killer.start()
-    assert run_on_ray([dying], "local", Console(file=StringIO()), processes=1000) == {}
-    killer.join()
-    assert [row["epoch"] for row in read_metrics(RunDir(dying.output).metrics)] == list(range(8))
-    train_run(small(epochs=8, batch=400), tmp_path / "alone")
-    assert same_bits(tiny.checkpoint(dying.output)[0], tiny.checkpoint(tmp_path / "alone")[0])
+    dying = Job(small_run(epochs=8, batch_size=400, save_seconds=0.0), tmp_path / "dying", None)
+    with killed_after_epoch(dying.output, 3):
+        assert run_on_ray([dying], "local", Console(file=StringIO()), processes=1000) == {}
+    train_run(small_run(epochs=8, batch_size=400), tmp_path / "alone")
+    assert saved_run(dying.output) == saved_run(tmp_path / "alone")
+    assert [row["epoch"] for row in saved_run(dying.output).rows] == list(range(8))

@@ -1,11 +1,11 @@
-"""The dumb twin of `cid`: one sample at a time, every Jacobian and Hessian written out, and the system inverted."""
+"""The dense twin of `cid`: one sample at a time, with every Jacobian and Hessian as a matrix."""
 
 import torch
 from torch.autograd.functional import hessian, jacobian
 
 
 def dense_response(h, theta, delta, active=None, curvature=None):
-    """(p, d): the derivative by theta of the minimizer delta of h(theta, .), where the active constraints stay active.
+    """Return the derivative by theta, (p, d), of the minimizer delta of h(theta, .) with its active constraints.
 
     `active(delta)` is the vector of the constraint functions that are 0 at delta. With multipliers l the minimizer
     solves grad h + J' l = 0 and active = 0; both are differentiated, with the Hessian of h + l . active.
@@ -14,19 +14,19 @@ def dense_response(h, theta, delta, active=None, curvature=None):
     mixed = jacobian(lambda t: jacobian(lambda d: h(t, d), delta, create_graph=True), theta)  # (p, d)
     if active is None or not len(active(delta)):
         return -torch.linalg.inv(H) @ mixed
-    assert active(delta).abs().max() < 1e-8, "the constraints named are not active"
+    assert active(delta).abs().max() < 1e-8, "these constraints are not active"
     J = jacobian(active, delta)  # (k, p)
     slope = jacobian(lambda d: h(theta, d), delta)
     multipliers = torch.linalg.lstsq(J.T, -slope[:, None]).solution[:, 0]
     assert (slope + J.T @ multipliers).abs().max() < 1e-8, "delta is not a minimizer on these constraints"
-    assert multipliers.abs().min() > 1e-3, "one of the constraints holds nothing: its face is not the smooth case"
-    bent = H + hessian(lambda d: multipliers @ active(d), delta)
-    system = torch.cat([torch.cat([bent, J.T], 1), torch.cat([J, J.new_zeros(len(J), len(J))], 1)])
+    assert multipliers.abs().min() > 1e-3, "a constraint has no multiplier: F has a kink at this face"
+    curved = H + hessian(lambda d: multipliers @ active(d), delta)
+    system = torch.cat([torch.cat([curved, J.T], 1), torch.cat([J, J.new_zeros(len(J), len(J))], 1)])
     return -torch.linalg.inv(system)[: len(delta), : len(delta)] @ mixed
 
 
 def dense_cid(g, h, theta, deltas, f=None, u=None, eta=1.0, curvature=None, *, risk=None, active=None, samples=None):
-    """Algorithm 1, lines 8-12, literally: the direction, a vector as long as theta.
+    """Return the direction of Algorithm 1, lines 8-12, computed literally; a vector as long as theta.
 
     g(theta, delta_i, i) is a number or a vector, h(theta, delta_i, i) a number, f the outer function of the mean.
     `u` is the running mean before this batch; `curvature(delta_i, i)` replaces the Hessian of h. `risk`, in place of f,

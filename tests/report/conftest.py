@@ -11,7 +11,7 @@ PROTOCOL = {"attack": ATTACK, "seed": 0, "split": "test", "checkpoint": "last", 
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Writes a run directory whose model holds under attack with the given share, less for the first classes."""
+    """Return a function that writes a run directory with a given accuracy under attack, lower for the first classes."""
 
     def make(
         name="digits.imbalanced.at", seed=0, robust=0.6, protocol=PROTOCOL, classes=10, n=400, epochs=6, **settings
@@ -23,7 +23,7 @@ def make_run(tmp_path):
         y = np.arange(n) % len(names)
         share = np.clip(robust + 0.3 * (y / len(names) - 0.5), 0, 1)
         clean, pgd = (np.where(generator.random(n) < p, y, (y + 1) % len(names)) for p in (0.95, share))
-        write_json(path / "config.json", {"kind": "Run", "name": name, "seed": seed, "epochs": epochs, **settings})
+        write_json(path / "config.json", {"kind": "run", "name": name, "seed": seed, "epochs": epochs, **settings})
         command = ["doubly", "train", name, "--seed", str(seed), "--output", "runs/with space"]
         write_json(path / "environment.json", {"python": "3.11", "torch": "2.13", "commit": "abc", "command": command})
         write_json(

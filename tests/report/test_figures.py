@@ -1,4 +1,4 @@
-"""The pictures of fig. 1 to 3 of the paper, and what all pictures share."""
+"""Figures 1 to 3 of the paper, and what all figures share."""
 
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from doubly.report import figures, write_report
+from doubly.report import figures
 from doubly.report.collect import collect, compare
 from doubly.report.figures import style, values
 
@@ -15,7 +15,7 @@ HOSTILE = ["<script>", "$x$ \\frac", "new\nline\x00", "a" * 80, "😀 漢字", "
 
 
 def words(path):
-    """The text of a picture; parsing it also shows that it is well-formed."""
+    """Return the text of an SVG; parsing it also shows that it is well-formed."""
     return " ".join(ElementTree.parse(path).getroot().itertext())
 
 
@@ -50,23 +50,17 @@ def test_curves_show_what_was_recorded(methods, tmp_path):
     text = words(tmp_path / "new" / "curves.svg")
     for expected in ("learning rate", "r", "training loss", "effective sample size", "SA", "(PGD-20, %)", "epoch"):
         assert expected in text
-
-
-def test_a_panel_of_nothing_is_left_out(methods, tmp_path):
     plain = [replace(run, metrics=[{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 0.5}]) for run in methods["AT"]]
     assert figures.learning_curves({"AT": plain}, tmp_path / "plain")
     text = words(tmp_path / "plain.svg")
     assert "training loss" in text and "sample size" not in text and "validation" not in text
 
 
-def test_thousands_of_epochs_are_thinned_out_to_their_ends():
+def test_a_curve_is_thinned_out_between_its_ends_and_its_band_is_one_sd_wide():
     axes = Figure().subplots()
     style.curve(axes, 0, "AT", [dict.fromkeys(range(5000), 1.0)])
     x = axes.lines[0].get_xdata()
-    assert len(x) == style.MOST_POINTS and (x[0], x[-1]) == (0, 4999)
-
-
-def test_the_band_is_one_sd_wide():
+    assert len(x) == style.MAX_POINTS and (x[0], x[-1]) == (0, 4999)
     axes = Figure().subplots()
     style.curve(axes, 0, "AT", [{0: 1.0, 1: 2.0}, {0: 3.0, 1: 2.0}])
     assert axes.lines[0].get_ydata().tolist() == [2.0, 2.0]
@@ -77,25 +71,15 @@ def test_the_band_is_one_sd_wide():
 def test_the_confusion_is_the_sum_of_the_seeds(methods, tmp_path):
     assert figures.confusion(methods, tmp_path / "matrix")
     text = words(tmp_path / "matrix.svg")
-    assert "sum of 2 seeds" in text and "answer under PGD-20" in text and "$dog_" in text
+    assert "sum of 2 seeds" in text and "prediction under PGD-20" in text and "$dog_" in text
     counts = [run.evaluation["confusion"]["pgd"][0][0] for run in methods["AT"]]
     assert f" {sum(counts)} " in text
     assert "fill: #111111" in (tmp_path / "matrix.svg").read_text(encoding="utf-8")  # stays so on a dark page
+    assert figures.confusion(methods, tmp_path / "clean", "clean")
+    assert "prediction on clean images" in words(tmp_path / "clean.svg")
+    figures.confusion(methods, tmp_path / "again" / "matrix")
+    assert (tmp_path / "again" / "matrix.svg").read_bytes() == (tmp_path / "matrix.svg").read_bytes()
     assert not figures.confusion(methods, tmp_path / "none", "square") and not (tmp_path / "none.svg").exists()
-
-
-def test_the_same_runs_give_the_same_bytes(methods, tmp_path):
-    for folder in ("a", "b"):
-        figures.confusion(methods, tmp_path / folder / "matrix")
-    assert (tmp_path / "a" / "matrix.svg").read_bytes() == (tmp_path / "b" / "matrix.svg").read_bytes()
-
-
-def test_a_run_without_metrics_has_no_curves_and_still_a_report(make_run, tmp_path):
-    path = make_run(epochs=0)
-    assert not figures.learning_curves(compare(collect([path]))[0].methods, tmp_path / "none")
-    assert not list(tmp_path.glob("none*"))
-    page = write_report([path], tmp_path / "out").read_text(encoding="utf-8")
-    assert page.count("<svg") == 3 and "<h3>Training</h3>" not in page
 
 
 def test_of_many_classes_the_weakest_are_drawn(make_run, tmp_path):
@@ -103,10 +87,12 @@ def test_of_many_classes_the_weakest_are_drawn(make_run, tmp_path):
     assert figures.per_class(methods, tmp_path / "many")
     assert "the 40 weakest of 1000" in words(tmp_path / "many.svg")
     assert not figures.confusion(methods, tmp_path / "matrix")
+    nan = float("nan")
+    assert values.weakest(np.array([0.5, nan, 0.1, 0.3]), 2).tolist() == [2, 3]
 
 
-def test_names_are_data(make_run, tmp_path):
-    methods = {name: collect([make_run(classes=HOSTILE)]) for name in HOSTILE}
+def test_names_from_data_are_drawn_as_they_are(make_run, tmp_path):
+    methods = dict.fromkeys(HOSTILE, collect([make_run(classes=HOSTILE)]))
     for draw in (figures.per_class, figures.pareto):
         assert draw(methods, tmp_path / draw.__name__)
         text = words(tmp_path / f"{draw.__name__}.svg")
@@ -114,13 +100,10 @@ def test_names_are_data(make_run, tmp_path):
             assert name in text
 
 
-def test_twenty_eight_methods_differ_in_color_and_mark():
+def test_many_methods_differ_and_make_the_figure_taller_not_smaller(tmp_path):
     for marks in (style.HATCHES, style.MARKERS, style.DASHES):
         assert len({(style.COLORS[i % 7], marks[i % len(marks)]) for i in range(28)}) == 28
-
-
-def test_many_methods_make_the_picture_taller_not_smaller(tmp_path):
-    panels = []
+    heights = []
     for count in (2, 28):
         with style.style(tmp_path):
             figure = Figure(figsize=(7.2, 3), layout="constrained")
@@ -128,45 +111,44 @@ def test_many_methods_make_the_picture_taller_not_smaller(tmp_path):
             for index in range(count):
                 style.curve(axes, index, f"METHOD-{index}, rate 0.1, radius 0.03", [{0: 0.0, 1: float(index)}])
             style.finish(figure, [axes], tmp_path / f"m{count}")
-        panels.append(axes.get_position().height * figure.get_size_inches()[1])
-    assert panels[1] > 0.9 * panels[0]
+        heights.append(axes.get_position().height * figure.get_size_inches()[1])
+    assert heights[1] > 0.9 * heights[0]
 
 
-def test_missing_values_count_for_nothing():
+def test_missing_values_are_left_out_of_mean_and_sd():
     nan = float("nan")
     mean, sd = values.over_seeds([[1.0, 4.0, nan], [3.0, nan, nan]])
     assert mean[:2].tolist() == [2.0, 4.0] and sd[:2].tolist() == [pytest.approx(2**0.5), 0.0]
-    assert mean[2] != mean[2]
-    assert values.weakest(np.array([0.5, nan, 0.1, 0.3]), 2).tolist() == [2, 3]
+    assert np.isnan(mean[2])
 
 
-def test_long_names_stay_apart():
+def test_labels_of_a_legend_are_short_and_distinct():
     labels = [f"{'a' * 60} {index}" for index in range(3)] + ["b" * 50, f"{'b' * 51}"]
-    shown = values.named({label: [None] for label in labels})
+    shown = values.with_legend_labels({label: [None] for label in labels})
     assert len(shown) == 5 and max(map(len, shown)) <= 41
-    assert not values.named({"AT": []})
+    assert not values.with_legend_labels({"AT": []})
 
 
-@pytest.mark.parametrize(
-    "name", ["per_class", "learning_curves", "confusion", "weights", "pareto", "epsilon_curve", "cost"]
-)
-def test_nothing_gives_nothing(name, tmp_path):
-    assert getattr(figures, name)({}, tmp_path / "x") is False and not list(tmp_path.iterdir())
+def test_without_data_nothing_is_written(make_run, tmp_path):
+    (run,) = collect([make_run(epochs=0)])
+    empty = {name: {**row, "ra_pgd": None} for name, row in run.evaluation["per_class"].items()}
+    unmeasured = replace(run, evaluation={**run.evaluation, "per_class": empty})
+    assert not figures.learning_curves({"AT": [run]}, tmp_path / "none")
+    assert not figures.per_class({"AT": [unmeasured]}, tmp_path / "none")
+    for name in ("per_class", "learning_curves", "confusion", "weights", "pareto", "epsilon_curve", "cost"):
+        assert getattr(figures, name)({}, tmp_path / "none") is False
+    assert not list(tmp_path.glob("none*"))
 
 
-@pytest.mark.parametrize(("low", "high", "expected"), [(1e-6, 1.0, "0.01"), (0.1, 1.0, "0.2"), (1.0, 1.0, "1")])
-def test_log_axes_are_written_without_tex(low, high, expected, tmp_path):
-    with style.style(tmp_path):
+def test_log_axes_are_used_for_wide_ranges_and_written_without_tex(tmp_path):
+    for low, high, expected in [(1e-6, 1.0, "0.01"), (0.1, 1.0, "0.2"), (1.0, 1.0, "1")]:
+        with style.style(tmp_path):
+            axes = Figure().subplots()
+            axes.plot([0, 1], [low, high])
+            style.logarithmic(axes, "y", low, high)
+            axes.figure.draw_without_rendering()
+            assert expected in [label.get_text() for label in axes.get_yticklabels()]
+    for high, scale in [(9.0, "linear"), (11.0, "log")]:
         axes = Figure().subplots()
-        axes.plot([0, 1], [low, high])
-        style.logarithmic(axes, "y", low, high)
-        axes.figure.draw_without_rendering()
-        assert expected in [label.get_text() for label in axes.get_yticklabels()]
-
-
-def test_a_wide_axis_is_logarithmic():
-    axes = Figure().subplots()
-    style.log_if_wide(axes, "x", [1.0, float("nan"), 9.0])
-    assert axes.get_xscale() == "linear"
-    style.log_if_wide(axes, "x", [1.0, float("nan"), 11.0])
-    assert axes.get_xscale() == "log"
+        style.log_if_wide(axes, "x", [1.0, float("nan"), high])
+        assert axes.get_xscale() == scale

@@ -1,6 +1,5 @@
-"""Galleries and weights (fig. 4 to 6 of the paper), and the pictures of our own."""
+"""Galleries and weights (figures 4 to 6 of the paper), and the figures that the paper does not have."""
 
-import json
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -27,13 +26,13 @@ def run(make_run):
     return collect([make_run("cifar10.small.done_pgd", classes=CLASSES, n=60)])[0]
 
 
-def knowing(run, **more):
-    return replace(run, evaluation={**run.evaluation, **more})
+def with_evaluation(run, **fields):
+    return replace(run, evaluation={**run.evaluation, **fields})
 
 
 def save_gallery(run, channels=3, m=4, **changed):
     shades = np.arange(m * 64 * channels, dtype=np.uint8).reshape(m, 8, 8, channels)
-    kept = {
+    saved = {
         "clean": shades,
         "attacked": shades + 1,
         "ids": np.arange(m),
@@ -44,47 +43,52 @@ def save_gallery(run, channels=3, m=4, **changed):
         "hard": np.arange(m) >= m // 2,
         "r": np.float64(0.1),
     }
-    np.savez(run.path / "gallery.npz", **{**kept, **changed})
+    np.savez(run.path / "gallery.npz", **{**saved, **changed})
 
 
 def test_a_gallery_says_what_the_model_made_of_each_image(run, tmp_path):
     save_gallery(run)
     assert figures.gallery(run, tmp_path / "hard", "hard")
     text = words(tmp_path / "hard.svg")
-    for expected in ("label cat", "answer cat → ship", "weight 7.2", "hard images", "r = 0.1", "under PGD-20"):
+    for expected in ("label cat", "prediction cat → ship", "weight 7.2", "hard images", "r = 0.1", "under PGD-20"):
         assert expected in text
     assert text.index("weight 7.2") < text.index("weight 4.8") and "weight 0.001" not in text
     save_gallery(run, channels=1)
     assert figures.gallery(run, tmp_path / "easy", "easy") and "weight 0.001" in words(tmp_path / "easy.svg")
 
 
-def test_no_gallery_where_there_is_none_to_show(run, tmp_path):
+def test_without_color_images_there_is_no_gallery(run, tmp_path):
     assert not figures.gallery(run, tmp_path / "x", "hard")
-    save_gallery(run, channels=4)
-    assert not figures.gallery(run, tmp_path / "x", "hard")
-    save_gallery(run, hard=np.zeros(4, dtype=bool))
-    assert not figures.gallery(run, tmp_path / "x", "hard") and not list(tmp_path.glob("x*"))
+    for changed in ({"channels": 4}, {"hard": np.zeros(4, dtype=bool)}):
+        save_gallery(run, **changed)
+        assert not figures.gallery(run, tmp_path / "x", "hard") and not list(tmp_path.glob("x*"))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"labels": np.full(4, 3)}, {"weights": np.ones(3)}, {"clean": np.zeros((4, 8, 8, 3))}, {"attacked": np.zeros(4)}],
-)
-def test_a_gallery_that_does_not_fit_is_refused(run, tmp_path, changed):
-    save_gallery(run, **changed)
-    with pytest.raises(UsageError, match=r"gallery\.npz"):
+def test_damaged_files_are_refused(run, tmp_path):
+    for changed in (
+        {"labels": np.full(4, 3)},
+        {"weights": np.ones(3)},
+        {"clean": np.zeros((4, 8, 8, 3))},
+        {"attacked": np.zeros(4)},
+    ):
+        save_gallery(run, **changed)
+        with pytest.raises(UsageError, match=r"gallery\.npz is damaged"):
+            figures.gallery(run, tmp_path / "x", "hard")
+    np.savez(run.path / "gallery.npz", clean=np.zeros(3))
+    with pytest.raises(UsageError, match="it lacks attacked, labels"):
         figures.gallery(run, tmp_path / "x", "hard")
-
-
-@pytest.mark.parametrize("cut", [0, 10, 900])
-def test_a_damaged_file_is_named(run, tmp_path, cut):
-    save_gallery(run)
-    for name in ("gallery.npz", "evaluation.npz"):
-        (run.path / name).write_bytes((run.path / "gallery.npz").read_bytes()[:cut])
-    with pytest.raises(UsageError, match=r"gallery\.npz is damaged"):
-        figures.gallery(run, tmp_path / "x", "hard")
-    with pytest.raises(UsageError, match=r"evaluation\.npz is damaged"):
+    np.savez(run.path / "evaluation.npz", pgd_losses=np.zeros(3), pgd_margins=np.zeros(4))
+    with pytest.raises(UsageError, match="4 margins for 3 losses"):
         figures.weight_against_margin(run, tmp_path / "x")
+    save_gallery(run)
+    complete = (run.path / "gallery.npz").read_bytes()
+    for length in (0, 10, 900):
+        for name in ("gallery.npz", "evaluation.npz"):
+            (run.path / name).write_bytes(complete[:length])
+        with pytest.raises(UsageError, match=r"gallery\.npz is damaged"):
+            figures.gallery(run, tmp_path / "x", "hard")
+        with pytest.raises(UsageError, match=r"evaluation\.npz is damaged"):
+            figures.weight_against_margin(run, tmp_path / "x")
 
 
 def weights_at(r):
@@ -93,27 +97,29 @@ def weights_at(r):
 
 
 def test_weights_name_r_and_normalization(run, tmp_path):
-    known = knowing(run, weights=[weights_at(10.0), weights_at(1.0)])
-    assert figures.weights({"DONE": [known, known]}, tmp_path / "weights")
+    weighted = with_evaluation(run, weights=[weights_at(10.0), weights_at(1.0)])
+    assert figures.weights({"DONE": [weighted, weighted]}, tmp_path / "weights")
     text = words(tmp_path / "weights.svg")
     share = 100 * run.evaluation["per_class"]["cat"]["ra_pgd"]
     for expected in ("DONE, r = 1", "sum 1 in a batch of 128", "cat", f"{share:.0f} %", "0.001"):
         assert expected in text
-    assert not figures.weights({"DONE": [known]}, tmp_path / "x", r=0.1)
+    assert not figures.weights({"DONE": [weighted]}, tmp_path / "x", r=0.1)
     assert not figures.weights({"DONE": [run]}, tmp_path / "x")
 
 
-def test_the_weight_of_a_sample_is_of_mean_one(run, tmp_path):
+def test_weights_against_the_margin_have_mean_one(run, tmp_path):
     losses = np.linspace(0, 5, 3000)
     np.savez(run.path / "evaluation.npz", y=np.zeros(3000), pgd_losses=losses)
+    assert not figures.weight_against_margin(run, tmp_path / "x")
+    np.savez(run.path / "evaluation.npz", pgd_losses=losses, pgd_margins=np.full(3000, np.nan))
     assert not figures.weight_against_margin(run, tmp_path / "x")
     np.savez(run.path / "evaluation.npz", y=np.zeros(3000), pgd_losses=losses, pgd_margins=2 - losses)
     assert figures.weight_against_margin(run, tmp_path / "margin", r=0.5)
     text = words(tmp_path / "margin.svg")
     for expected in (
-        "r = 0.5, of mean 1",
+        "r = 0.5 (mean 1)",
         "2,000 of 3,000 images",
-        "right under PGD-20, 40%",
+        "correct under PGD-20, 40%",
         "wrong under PGD-20, 60%",
     ):
         assert expected in text
@@ -122,7 +128,10 @@ def test_the_weight_of_a_sample_is_of_mean_one(run, tmp_path):
 def test_pareto_names_every_method_once_and_apart(run, tmp_path):
     scores = [(0.5, 0.3), (0.5001, 0.3001), (0.5002, 0.3), (0.4, 0.35), (0.3, 0.1)]
     methods = {
-        f"METHOD-{i}": [knowing(run, ra_pgd=a, ra_tail_30=b), knowing(run, ra_pgd=a - 0.01, ra_tail_30=b)]
+        f"METHOD-{i}": [
+            with_evaluation(run, ra_pgd=a, ra_tail_30=b),
+            with_evaluation(run, ra_pgd=a - 0.01, ra_tail_30=b),
+        ]
         for i, (a, b) in enumerate(scores)
     }
     assert figures.pareto(methods, tmp_path / "pareto")
@@ -137,33 +146,33 @@ def test_names_of_close_marks_do_not_overlap(tmp_path):
         axes = figure.subplots()
         axes.set(xlim=(0, 1), ylim=(0, 1))
         points = {f"METHOD-{i}": (0.5 + 0.002 * i, 0.5) for i in range(8)}
-        trade_offs._name(figure, axes, points, [])
+        trade_offs._label_points(figure, axes, points, [])
         figure.draw_without_rendering()
         boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the line to the mark
     assert len(boxes) == 8
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
-def test_the_front_is_what_nobody_beats_in_both():
+def test_the_pareto_front_holds_the_points_that_no_other_beats_in_both():
     assert trade_offs._front([(1.0, 1.0), (3.0, 2.0), (2.0, 3.0), (2.0, 1.0), (0.5, 3.0)]) == [(3.0, 2.0), (2.0, 3.0)]
 
 
 def test_accuracy_against_epsilon(run, tmp_path):
     points = [{"epsilon": k / 255, "accuracy": 0.8 - 0.05 * k, "tail_30": None if k else 0.5} for k in (0, 4, 8)]
     curve = {"n": 500, "attack": {"kind": "attack.pgd", "steps": 10}, "points": points}
-    assert figures.epsilon_curve({"DONE": [knowing(run, curve=curve)], "AT": [run]}, tmp_path / "curve")
+    assert figures.epsilon_curve({"DONE": [with_evaluation(run, curve=curve)], "AT": [run]}, tmp_path / "curve")
     text = words(tmp_path / "curve.svg")
     for expected in ("ε (of 255)", "PGD-10", "500 images", "weakest 30 %", "DONE"):
         assert expected in text
     assert " AT " not in text and not figures.epsilon_curve({"AT": [run]}, tmp_path / "x")
 
 
-def test_epsilon_is_counted_in_steps_of_255_where_that_is_natural():
-    assert curves._in_steps([0, 2 / 255, 8.5 / 255]) and not curves._in_steps([0, 0.05, 0.15])
-    assert not curves._in_steps([0.0, 0.2, 0.4]) and not curves._in_steps([0.0])
+def test_epsilon_is_printed_as_levels_of_255_where_it_is_a_multiple():
+    assert curves._are_levels([0, 2 / 255, 8.5 / 255]) and not curves._are_levels([0, 0.05, 0.15])
+    assert not curves._are_levels([0.0, 0.2, 0.4]) and not curves._are_levels([0.0])
 
 
-def test_cost_leaves_out_what_old_runs_did_not_record(run, tmp_path):
+def test_cost_leaves_out_what_runs_did_not_record(run, tmp_path):
     assert figures.cost({"DONE": [run]}, tmp_path / "old")
     assert "training time (s)" in words(tmp_path / "old.svg") and "passes" not in words(tmp_path / "old.svg")
     counted = [{**row, "seconds": 4000.0, "passes_forward": 12.0, "passes_backward": 11.0} for row in run.metrics]
@@ -173,11 +182,3 @@ def test_cost_leaves_out_what_old_runs_did_not_record(run, tmp_path):
     text = words(tmp_path / "new.svg")
     assert "training time (h)" in text and "passes per step" in text and "NONE" not in text
     assert not figures.cost({"NONE": [replace(run, metrics=[])]}, tmp_path / "x")
-
-
-def test_pictures_need_only_the_files(make_run, tmp_path):
-    """evaluation.json as written, through JSON, is enough for what it holds."""
-    path = make_run(classes=CLASSES)
-    assert "confusion" in json.loads((path / "evaluation.json").read_text())
-    assert figures.confusion({"AT": collect([path])}, tmp_path / "matrix", "clean")
-    assert "answer on clean images" in words(tmp_path / "matrix.svg")

@@ -84,6 +84,9 @@ def cid_first_order(
 
     Returns:
         The direction, without slope and residual; its loss cannot be differentiated twice.
+
+    Raises:
+        ValueError: If the values are not one loss per sample, (B,), and the composition needs losses.
     """
     part = Part(problem, shifted, delta, inverse_curvature)
     return cid_first_order_parts([part], composition, state, parameters, all_gather, mean, span, limit)
@@ -120,7 +123,8 @@ def cid_first_order_parts(
         are concatenated, and any other aux is a list with one entry per part.
 
     Raises:
-        ValueError: If there is no part.
+        ValueError: If there is no part, or the values are not one loss per sample, (B,), and the composition needs
+            losses.
     """
     if not parts:
         raise ValueError("parts must hold at least one microbatch")

@@ -38,7 +38,7 @@ class StepRule:
             raise TypeError(
                 f"{type(self).__name__} has no size, so its steps cannot be scaled: use a step rule with one"
             )
-        return replace(self, size=factor * self.sizes[0])  # type: ignore[type-var, call-arg]
+        return replace(self, size=factor * self.sizes[0])  # type: ignore[type-var]
 
     def init(self, delta: Tensor) -> State:
         """Make the state of the rule before its first step.
@@ -73,6 +73,7 @@ class SizedStep(StepRule):
 
     @property
     def sizes(self) -> tuple[float, ...]:
+        """The step size."""
         return (self.size,)
 
 
@@ -177,13 +178,16 @@ class FirstThen(StepRule):
 
     @property
     def needs_box(self) -> bool:  # type: ignore[override]
+        """Whether one of the two rules needs a `Box`."""
         return self.first.needs_box or self.then.needs_box
 
     @property
     def sizes(self) -> tuple[float, ...]:
+        """The step sizes of both rules."""
         return (*self.first.sizes, *self.then.sizes)
 
     def scaled(self, factor: float) -> Self:
+        """Return the same pair of rules with `factor` times their step sizes."""
         return replace(self, first=self.first.scaled(factor), then=self.then.scaled(factor))
 
     def init(self, delta: Tensor) -> State:

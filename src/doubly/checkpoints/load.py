@@ -15,8 +15,8 @@ from doubly.models.weights import fill_model
 from doubly.rundir import RunDir, read_json
 from doubly.seeding import global_generators
 
-# How and where a run is computed, not what is computed: a run may be resumed with other values.
-NOT_COMPARED = ("device", "save_seconds", "microbatch", "recompute_activations")
+# How a run is named in tables, and how and where it is computed: a run may be resumed with other values.
+NOT_COMPARED = ("label", "table", "device", "save_seconds", "microbatch", "recompute_activations")
 RETRY_SECONDS = 0.2  # a run that is training may replace a checkpoint while it is read
 
 

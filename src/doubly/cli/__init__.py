@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -73,9 +72,10 @@ def train(arguments: list[str]) -> int:
     if not arguments or arguments == ["--help"] or arguments == ["-h"]:
         OUT.print(train.__doc__, highlight=False, markup=False)
         return 0
+    from doubly.callbacks import Callback
+    from doubly.cli.progress import terminal_progress
     from doubly.jobs.signals import stop_on_signals
-    from doubly.training.loop import Callback, train_run
-    from doubly.training.progress import shown
+    from doubly.training.loop import train_run
 
     options, output = _train_options(arguments)
     if options.threads is not None:
@@ -89,17 +89,17 @@ def train(arguments: list[str]) -> int:
         from doubly.cli.dry_run import dry_run
 
         return dry_run(run, output if options.resume else None, OUT, ERR)
-    with stop_on_signals() as request, shown(run.epochs, OUT) as lines, ExitStack() as opened:
-        watch: Callback = lines
+    with stop_on_signals() as request, terminal_progress(OUT, run.epochs) as lines:
+        callbacks: list[Callback] = [lines]
         if options.tensorboard:
             from doubly.bridges.tensorboard import TensorBoard
 
-            watch = opened.enter_context(TensorBoard(output / "tensorboard", lines))
-        watch.say(f"{run.name}, seed {run.seed}, {run.epochs} epochs -> {output}")
+            callbacks.append(TensorBoard.in_run_dir(output))
+        lines.on_message(f"{run.name}, seed {run.seed}, {run.epochs} epochs -> {output}")
         try:
-            train_run(run, output, resume=options.resume, watch=watch, stop=request)
+            train_run(run, output, resume=options.resume, callbacks=callbacks, stop=request)
         except Interrupted as stopped:
-            watch.say(f"{stopped}; saved: add --resume to go on")
+            lines.on_message(f"{stopped}; saved: add --resume to continue")
             return 128 + (request.number or 2)
     OUT.print(f"trained; now: doubly evaluate {output}", highlight=False, markup=False, soft_wrap=True)
     return 0
@@ -112,7 +112,7 @@ def _train_options(arguments: list[str]) -> tuple[Any, Path]:
     from doubly.checkpoints.load import load_run
     from doubly.config import Run
     from doubly.config.serialize import from_json
-    from doubly.config.user_code import OwnModel
+    from doubly.config.user_code import UserModel
 
     @dataclass(frozen=True)
     class Options:
@@ -156,7 +156,7 @@ def _train_options(arguments: list[str]) -> tuple[Any, Path]:
     options = parsed(Options, words, "train RECIPE", Options(base))
     run = with_root(options.run, options.data_root)
     if options.model is not None:
-        run = replace(run, model=OwnModel(options.model, options.weights))
+        run = replace(run, model=UserModel(options.model, options.weights))
     elif options.weights is not None:
         raise UsageError("--weights goes with --model package.module:function")
     output = options.output or Path("runs") / f"{run.name}-s{run.seed}"
@@ -176,7 +176,7 @@ def _read(path: Path) -> Any:
 
 def changed(run: Any, changes: list[str]) -> Any:
     """--set PATH=JSON, or PATH=KIND for a part with its defaults."""
-    from doubly.config.serialize import KINDS, replaced, suggestion
+    from doubly.config.serialize import KINDS, suggestion, with_change
 
     for change in changes:
         path, equals, text = change.partition("=")
@@ -186,7 +186,7 @@ def changed(run: Any, changes: list[str]) -> Any:
             value = text if text in KINDS else json.loads(text)
         except ValueError:
             raise UsageError(f"--set {path}: '{text}' is neither JSON nor a kind{suggestion(text, KINDS)}") from None
-        run = replaced(run, path, value)
+        run = with_change(run, path, value)
     return run
 
 
@@ -254,9 +254,9 @@ def listing(arguments: list[str]) -> int:
         return (kind.__doc__ or "").strip().splitlines()[0]
 
     if arguments == ["passes"]:
-        from doubly.studies.passes import markdown
+        from doubly.studies.passes import passes_table
 
-        OUT.out(markdown(), highlight=False)
+        OUT.out(passes_table(), highlight=False)
         return 0
     tables: dict[str, Mapping[str, Any]] = {
         "methods": METHODS,
@@ -342,8 +342,8 @@ def search(arguments: list[str]) -> int:
         """folder with the dataset's files"""
 
     options = parsed(Options, arguments, "search")
-    from doubly.config.serialize import to_json
-    from doubly.jobs.search import Search, default_space, search_all, with_changes
+    from doubly.config.serialize import to_json, with_changes
+    from doubly.jobs.search import Search, default_space, run_searches
     from doubly.recipes import recipe
     from doubly.rundir import write_json
 
@@ -352,7 +352,7 @@ def search(arguments: list[str]) -> int:
     space = default_space(base) if options.space is None else _read(options.space)
     if not isinstance(space, dict) or not all(isinstance(values, list) and values for values in space.values()):
         raise UsageError(f'{options.space} must map dotted fields to lists of values, as {{"epochs": [40, 60]}}')
-    (found,) = search_all([Search(base, space, output, options.trials, options.splits)], options.jobs, OUT)
+    (found,) = run_searches([Search(base, space, output, options.trials, options.splits)], options.jobs, OUT)
     table = Table("score", "RA-PGD", "RA-Tail-30", "SA", *space, title=f"{options.recipe}: hold-out, best first")
     for row in sorted(found["trials"], key=lambda row: -row["score"]):
         holdouts = [part for part in row["holdouts"] if part]

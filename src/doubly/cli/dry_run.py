@@ -7,33 +7,33 @@ from typing import Any
 
 from rich.console import Console
 
-from doubly.cli.tables import duration, say
+from doubly.cli.tables import say
 from doubly.errors import UsageError
+from doubly.text import duration, method_label
 
 
 def dry_run(run: Any, resumed: Path | None, out: Console, err: Console) -> int:
     """`resumed`: the run directory, if the run is to go on there."""
     import torch
 
-    from doubly.jobs.cost import calibrated, estimate
-    from doubly.jobs.pool import Job
-    from doubly.report.run_result import method_label
+    from doubly.jobs.cost import estimate_run, measure_passes
+    from doubly.jobs.job import Job
 
     size = _size(run, err)
     begun = time.perf_counter()
-    pace = calibrated(run, size, torch.get_num_threads())
+    times = measure_passes(run, size, torch.get_num_threads())
     job = Job(run, resumed or Path(), None)
-    left = run.epochs - (job.epochs_done if resumed and job.holds else 0)
-    found = estimate(run, size, pace, left, None, ())
-    cost, taken = found.cost, time.perf_counter() - begun
+    left = run.epochs - (job.epochs_done if resumed and job.is_started else 0)
+    found = estimate_run(run, size, times, left, None, ())
+    cost, taken = found.step_passes, time.perf_counter() - begun
     where = run.device if run.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    threads = f"{pace.threads} thread{'s' * (pace.threads > 1)}"
+    threads = f"{times.threads} thread{'s' * (times.threads > 1)}"
     say(
         out,
-        f"{method_label(run.name)}, {_model(run.model)}, {left} epochs of {_data(run.data)} ({size.train:,} images): "
-        f"about {max(cost.forward, cost.backward):.3g} passes per step ({cost.forward:.3g} forward, "
-        f"{cost.backward:.3g} backward), {duration(found.train)} on this device ({where}, {threads}, "
-        f"{_seconds(pace.step(cost))} a step; measured in {taken:.0f} s)",
+        f"{run.label or method_label(run.name)}, {_model(run.model)}, {left} epochs of {_data(run.data)} "
+        f"({size.train:,} images): about {max(cost.forward, cost.backward):.3g} passes per step "
+        f"({cost.forward:.3g} forward, {cost.backward:.3g} backward), {duration(found.train_seconds)} on this device "
+        f"({where}, {threads}, {_seconds(times.step_seconds(cost))} a step; measured in {taken:.0f} s)",
     )
     return 0
 
@@ -44,9 +44,9 @@ def _seconds(seconds: float) -> str:
 
 def _size(run: Any, err: Console) -> Any:
     """Of the data, or as they were published where they are not here."""
-    from doubly.jobs.cost import published_size, sizes
+    from doubly.jobs.cost import data_sizes, published_size
 
-    known, problems = sizes([run])
+    known, problems = data_sizes([run])
     if run.data in known:
         return known[run.data]
     try:

@@ -6,34 +6,39 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
-from rich.progress import Progress
 
+from doubly.callbacks import Callback
 from doubly.cli.options import parsed, taken
-from doubly.cli.tables import duration, say, show
+from doubly.cli.tables import say, show
 from doubly.errors import UsageError
-from doubly.jobs.shards import run_shards, stopping
+from doubly.jobs.signals import interrupt_on_signals
 
 
 def evaluate(arguments: list[str], out: Console, err: Console) -> int:
-    from doubly.distributed.launch import joined, started
-    from doubly.training.progress import bar_columns
+    """Evaluate a run directory, or a network of the user's own."""
+    from doubly.cli.progress import terminal_progress
+    from doubly.distributed.launch import launched
+    from doubly.jobs.shards import run_shards
 
     options, changes = _options(arguments)
-    first = started()[0] == 0
-    with stopping():
-        if options.jobs > 1 and started()[1] > 1:
+    rank, world_size = launched()
+    with interrupt_on_signals():
+        if options.jobs > 1 and world_size > 1:
             raise UsageError("the processes of torchrun share AutoAttack's chunks by themselves: leave out --jobs")
-        if options.jobs > 1 and not options.how.sharded:
-            run_shards(arguments, options.jobs, err)
-        with joined(), Progress(*bar_columns(), console=err, disable=not (first and err.is_terminal)) as progress:
-            watch = _Watch(err, progress)
-            run = _run if options.directory is not None else _own
-            result, place = run(options, changes, watch)
-    if options.how.sharded:
-        say(out, f"{result.autoattack['chunks']} chunks are done; without --shard they are put together")
+        if options.jobs > 1 and not options.config.sharded:
+            words = list(arguments)
+            taken(words, "--jobs")
+            run_shards(words, options.jobs, lambda message: say(err, message))
+        with terminal_progress(err, bars=rank == 0) as callback:
+            if options.directory is not None:
+                result, folder = _evaluate_run(options, callback)
+            else:
+                result, folder = _evaluate_network(options, changes, callback)
+    if options.config.sharded:
+        say(out, f"{result.autoattack['chunks']} chunks are finished; a call without --shard combines them")
         return 0
     show(result, str(options.directory or options.model), out)
-    say(out, f"wrote {place / 'evaluation.json'} and {place / 'evaluation.npz'}")
+    say(out, f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.npz'}")
     return 0
 
 
@@ -44,143 +49,131 @@ def _options(arguments: list[str]) -> tuple[Any, list[str]]:
 
     @dataclass(frozen=True)
     class Options:
-        """Measure a run directory, or any network (--model, --weights, --data): per class, with intervals, and whether
-        the numbers can be trusted. Writes evaluation.json, evaluation.npz and gallery.npz. --set FIELD=JSON changes a
-        field of the dataset, as in --set batches=2."""
+        """Evaluate a run directory, or any network (--model, --weights, --data): accuracy per class under attacks, with
+        intervals, and checks of whether the numbers can be trusted. Writes evaluation.json, evaluation.npz and
+        gallery.npz. --set FIELD=JSON changes a field of the dataset, as in --set batches=2."""
 
         directory: Annotated[Path | None, tyro.conf.Positional] = None
         """run directory"""
-        how: Annotated[EvalConfig, tyro.conf.arg(name="")] = field(default_factory=EvalConfig)
-        """how to measure"""
+        config: Annotated[EvalConfig, tyro.conf.arg(name="")] = field(default_factory=EvalConfig)
+        """settings"""
         attacks: tuple[str, ...] = ("pgd", "margin")
-        """pgd: 20 steps on the cross-entropy; margin: the same on the logit margin"""
+        """names from `doubly list attacks`; pgd: 20 steps on the cross-entropy; margin: the same on the logit margin"""
         autoattack: bool = False
-        """AutoAttack too, whole: RA-AA. Takes hours on large networks; goes on where it was stopped"""
+        """also run AutoAttack (RA-AA); takes hours on large networks, and resumes where it was stopped"""
         quick: bool = False
-        """its two attacks APGD-CE and APGD-T only: RA-APGD, which is not RA-AA but rarely far from it"""
+        """also run its two attacks APGD-CE and APGD-T only (RA-APGD), which is rarely far from RA-AA"""
         threat: Literal["linf", "l2"] | None = None
-        """what the attacker may do; the run's own, or linf, if not given"""
+        """what the attacker may do; none: the run's own threat, or linf"""
         epsilon: str | None = None
-        """its radius, as in 8/255; the run's own, 8/255 for linf and 0.5 for l2, if not given"""
+        """radius of the threat, such as 8/255; none: the run's own, or 8/255 for linf and 0.5 for l2"""
         jobs: int = 1
         """processes that share AutoAttack's chunks"""
         checkpoint: Literal["last", "best"] = "last"
-        """of a run: last epoch, or best on the hold-out"""
+        """checkpoint of a run: that of the last epoch, or the best on the hold-out"""
         device: str = "auto"
         """auto, cpu, cuda, …"""
         model: str | None = None
         """package.module:function that builds your network"""
         weights: str | None = None
-        """its weights: safetensors, or a state dict saved by torch; none if the function fills them in"""
+        """weights of your network: safetensors, or a state dict saved by torch; none: as the function returns it"""
         data: str | None = None
-        """its images: a dataset, a recipe, a folder of class folders, or an .npz or .safetensors file; the test part
-        is measured"""
+        """images for your network: a dataset, a recipe, a folder of class folders, or an .npz or .safetensors file;
+        the test images are used"""
         data_root: str | None = None
         """folder with the dataset's files"""
 
     words = list(arguments)
     changes = taken(words, "--set")
     options = parsed(Options, words, "evaluate")
+    _check_options(options, changes)
+    return options, changes
+
+
+def _check_options(options: Any, changes: list[str]) -> None:
     if options.autoattack and options.quick:
         raise UsageError("give --autoattack or --quick: the second is part of the first")
     if options.jobs < 1:
         raise UsageError(f"jobs run in at least 1 process, got {options.jobs}")
-    if (options.jobs > 1 or options.how.sharded) and not {"autoattack", "quick"} & set(_attacks(options)):
+    if (options.jobs > 1 or options.config.sharded) and not {"autoattack", "quick"} & set(_attack_names(options)):
         raise UsageError("--jobs and --shard share AutoAttack's chunks: add --autoattack or --quick")
     if options.directory is None and (options.model is None or options.data is None):
         raise UsageError("give a run directory, or --model package.module:function with --weights FILE and --data NAME")
     if options.directory is not None and (options.data or options.weights or changes):
         raise UsageError("a run directory knows its data and weights: leave out --data, --weights and --set")
-    return options, changes
 
 
-def _attacks(options: Any) -> tuple[str, ...]:
-    more = ("autoattack",) if options.autoattack else ("quick",) if options.quick else ()
-    return (*options.attacks, *more)
+def _attack_names(options: Any) -> tuple[str, ...]:
+    ensemble = ("autoattack",) if options.autoattack else ("quick",) if options.quick else ()
+    return (*options.attacks, *ensemble)
 
 
-def _threat(options: Any, own: Any) -> Any:
-    """As asked for; `own` where nothing is, and its radius where only the same kind is."""
-    from doubly.config.serialize import fraction
+def _threat(options: Any, default: Any) -> Any:
+    """Return the threat asked for; the default where nothing is, or where only the kind of the default is."""
+    from doubly.config.serialize import parse_number
     from doubly.threat import THREATS, LinfBall
 
-    kind = THREATS[options.threat] if options.threat else LinfBall if own is None else type(own)
+    kind = THREATS[options.threat] if options.threat else LinfBall if default is None else type(default)
     if options.epsilon is not None:
-        return kind(fraction(options.epsilon))
-    return own if options.threat is None or type(own) is kind else kind()
+        return kind(radius=parse_number(options.epsilon))  # type: ignore[call-arg]  # a field of every subclass
+    return default if options.threat is None or type(default) is kind else kind()
 
 
-def _run(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
+def _evaluate_run(options: Any, callback: Callback) -> tuple[Any, Path]:
     from doubly.checkpoints.load import load_run
-    from doubly.config.user_code import OwnModel
-    from doubly.evaluation.run_directory import evaluate_run
+    from doubly.config.user_code import UserModel
+    from doubly.evaluation.api import evaluate_run
 
     own = load_run(options.directory).validation.attack.threat
     threat = _threat(options, own)
     result = evaluate_run(
         options.directory,
-        options.checkpoint,
-        OwnModel(options.model) if options.model else None,
-        options.device,
-        _attacks(options),
+        which=options.checkpoint,
+        architecture=UserModel(options.model) if options.model else None,
+        device=options.device,
+        attacks=_attack_names(options),
         threat=None if threat == own else threat,
         root=options.data_root,
-        how=options.how,
-        watch=watch,
+        config=options.config,
+        callbacks=[callback],
     )
-    return result, options.how.output or options.directory
+    return result, options.config.output or options.directory
 
 
-def _own(options: Any, changes: list[str], watch: Any) -> tuple[Any, Path]:
+def _evaluate_network(options: Any, changes: list[str], callback: Callback) -> tuple[Any, Path]:
     from doubly.cli.sources import run_of
-    from doubly.config.user_code import OwnModel
+    from doubly.config.device import select_device
+    from doubly.config.user_code import UserModel
+    from doubly.distributed import join_processes
     from doubly.evaluation.api import evaluate
     from doubly.seeding import global_generators
-    from doubly.training.setup import chosen_device, fetched_splits
+    from doubly.training.setup import load_run_splits
 
-    splits = fetched_splits(run_of(options.data, options.data_root, changes))
-    test = splits.test
-    with global_generators(0):  # a function that fills nothing in draws the same network each time
-        model = OwnModel(options.model, options.weights).build(test.x.shape[1], len(test.classes), [0.0], [1.0])
-    about = {"model": options.model, "weights": options.weights, "split": "test"}
-    about |= {"note": splits.note} if splits.note else {}
-    place = options.how.output or Path("evaluations") / _name(options)
-    settings = {**asdict(options.how), "output": place}
-    model.to(chosen_device(options.device))
-    threat = _threat(options, None)
-    return evaluate(model, test, threat, _attacks(options), watch=watch, about=about, **settings), place
+    with join_processes() as communicator:
+        splits = load_run_splits(run_of(options.data, options.data_root, changes), communicator, Callback())
+        test = splits.test
+        with global_generators(0):  # a function that loads no weights returns the same network each time
+            model = UserModel(options.model, options.weights).build(test.x.shape[1], len(test.classes), [0.0], [1.0])
+        about = {"model": options.model, "weights": options.weights, "split": "test"}
+        about |= {"note": splits.note} if splits.note else {}
+        folder = options.config.output or Path("evaluations") / _folder_name(options)
+        settings = {**asdict(options.config), "output": folder}
+        model.to(select_device(options.device, communicator))
+        result = evaluate(
+            model,
+            test,
+            _threat(options, None),
+            _attack_names(options),
+            callbacks=[callback],
+            about=about,
+            **settings,
+        )
+        return result, folder
 
 
-def _name(options: Any) -> str:
-    """Of the folder for the results: two networks with weights of one name have two."""
+def _folder_name(options: Any) -> str:
+    """Return a name for the results; two networks whose weights have one name get different ones."""
     weights = Path(options.weights).resolve() if options.weights else ""
-    mark = hashlib.sha256(f"{options.model} {weights}".encode()).hexdigest()[:6]
+    digest = hashlib.sha256(f"{options.model} {weights}".encode()).hexdigest()[:6]
     name = Path(options.weights).stem if options.weights else options.model.replace(":", "-")
-    return f"{name}-{mark}"
-
-
-class _Watch:
-    """A bar for PGD; for AutoAttack a line after each attack, with the time left."""
-
-    def __init__(self, console: Console, progress: Progress) -> None:
-        self.console, self.progress = console, progress
-        self.task: Any = None
-        self.ensemble: Any = None
-
-    def say(self, sentence: str) -> None:
-        say(self.console, sentence)
-
-    def images(self, done: int, of: int) -> None:
-        if self.task is None:
-            self.task = self.progress.add_task("attacking", total=of)
-        self.progress.update(self.task, completed=done)
-
-    def left(self, seconds: float | None) -> None:
-        if seconds is not None and self.console.is_terminal:
-            if self.ensemble is None:
-                self.ensemble = self.progress.add_task("AutoAttack", total=None)
-            self.progress.update(self.ensemble, description=f"AutoAttack, about {duration(seconds)} left")
-
-    def attack(self, chunk: int, of: int, part: str, standing: int, left: float | None) -> None:
-        rest = "" if left is None else f", about {duration(left)} left"
-        self.say(f"chunk {chunk + 1} of {of}, {part}: {standing} stand{rest}")
+    return f"{name}-{digest}"

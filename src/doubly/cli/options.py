@@ -23,12 +23,12 @@ def parsed(kind: type[T], arguments: Sequence[str], verb: str, default: T | None
         return _number() if info.type is float else None
 
     def _number() -> PrimitiveConstructorSpec[float]:
-        from doubly.config.serialize import fraction
+        from doubly.config.serialize import parse_number
 
         return PrimitiveConstructorSpec(
             nargs=1,
             metavar="NUMBER",
-            instance_from_str=lambda words: fraction(words[0]),
+            instance_from_str=lambda words: parse_number(words[0]),
             is_instance=lambda value: isinstance(value, float | int),
             str_from_instance=lambda value: [repr(value)],
         )

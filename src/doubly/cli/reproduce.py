@@ -1,38 +1,43 @@
-"""doubly reproduce."""
+"""doubly reproduce: parse the flags of a study, run or show it, and print the outcome."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Column, Table
 
 from doubly.cli.options import parsed
 from doubly.cli.tables import say
 from doubly.errors import UsageError
+from doubly.text import duration
+
+if TYPE_CHECKING:
+    from doubly.studies.planned import PlannedStudy
 
 SEEDS = 3
-STUDIES = ("demo", "digits", "digits_done")
-FOR_PLANS = (
+DIGITS_STUDIES = ("demo", "digits", "digits_done")
+PLAN_FLAGS = (
     *("scale", "data_root", "methods", "images", "autoattack_images"),
     *("no_autoattack", "commands", "slurm", "ray"),
 )
 
 
 def reproduce(arguments: list[str], out: Console, err: Console) -> int:
-    options = _options(arguments)  # first, so that --help comes at once
+    """Run the verb; return the exit code."""
+    options = _options(arguments)  # before the imports, so that --help comes at once
     from doubly.config.serialize import suggestion
     from doubly.studies.plans import PLANS
 
-    if options.study not in (*PLANS, *STUDIES):
-        raise UsageError(f"there is no study '{options.study}'{suggestion(options.study, [*PLANS, *STUDIES])}")
+    if options.study not in (*PLANS, *DIGITS_STUDIES):
+        raise UsageError(f"there is no study '{options.study}'{suggestion(options.study, [*PLANS, *DIGITS_STUDIES])}")
     jobs = 2 if options.jobs is None else options.jobs
     if jobs < 1 or options.seeds < 1:
         raise UsageError(f"jobs and seeds are at least 1, got {jobs} and {options.seeds}")
-    if options.study in STUDIES:
-        return _study(options, jobs, out)
-    from doubly.cli.reproduce_plan import reproduce_plan
-
-    return reproduce_plan(options, out, err)
+    if options.study in DIGITS_STUDIES:
+        return _digits_study(options, jobs, out)
+    return _planned_study(options, out, err)
 
 
 def _options(arguments: list[str]) -> Any:
@@ -40,89 +45,138 @@ def _options(arguments: list[str]) -> Any:
 
     @dataclass(frozen=True)
     class Options:
-        """Plan the runs, skip what is done, resume what was cut, and end in tables and a page.
+        """Plan the runs, skip what is done, resume what was stopped, and end in tables and a page.
 
-        table1, …, table4, figure1, …, figure6: what the paper's table or figure takes; cifar10: our small study;
+        table1, …, table4, figure1, …, figure6: the runs of the paper's table or figure; cifar10: our small study;
         demo: AT and DONE on digits in minutes; digits: every method; digits_done: DONE against AT, an hour each."""
 
         study: Annotated[str, tyro.conf.Positional]
-        """which"""
+        """which study"""
         scale: str | None = None
-        """paper: its own settings, on a cluster; small: minutes per run on two cores. small if not given"""
+        """paper: the paper's settings, for a cluster; small (default): minutes per run on two cores"""
         seeds: int = SEEDS
         """seeds per method: 0, 1, …"""
         jobs: int | None = None
-        """processes, each with its share of the cores; 2 if not given. Of a SLURM array or on Ray: runs at a time, as
-        many as there is room for if not"""
+        """processes that share the cores; 2 if not given. With --slurm or --ray: runs at a time, by default as many as
+        there is room for"""
         methods: tuple[str, ...] = ()
         """only these of the plan's methods"""
         output: Path | None = None
-        """folder for the runs; runs/SCALE, which the plans share, or runs/STUDY if not given"""
+        """folder for the runs; by default runs/SCALE, which the plans share, or runs/STUDY"""
         data_root: str | None = None
         """folder with the datasets' files"""
         images: int | None = None
-        """measure on so many images, instead of what the scale says"""
+        """number of images to evaluate on, instead of that of the scale"""
         autoattack_images: int | None = None
-        """AutoAttack on so many of them"""
+        """number of these images to run AutoAttack on"""
         no_autoattack: bool = False
-        """leave AutoAttack out"""
+        """do not run AutoAttack"""
         dry_run: bool = False
-        """show the runs, what is done of them, and how long the rest would take"""
+        """show the runs, which of them are done, and how long the others would take"""
         commands: bool = False
         """print a command per run that is not done, for a scheduler, and run nothing"""
         slurm: Path | None = None
-        """write a SLURM array script of them, and run nothing"""
+        """write a SLURM array script of the runs that are not done, and run nothing"""
         ray: str | None = None
         """run them on a Ray cluster, host:port; auto: the one that runs here; local: start one. Needs doubly[ray]"""
 
     return parsed(Options, arguments, "reproduce")
 
 
-def _study(options: Any, jobs: int, out: Console) -> int:
-    """A study on digits, which has its own numbers."""
-    defaults = {name: (() if name == "methods" else False) for name in FOR_PLANS}
-    given = [name for name in FOR_PLANS if getattr(options, name) not in (defaults[name], None)]
-    if given:
-        flag = given[0].replace("_", "-")
-        raise UsageError(f"--{flag} is for tables and figures: {options.study} has its own numbers, leave it out")
+def _digits_study(options: Any, jobs: int, out: Console) -> int:
+    """Run or list a study on digits, which has settings of its own."""
+    unfit = [name for name in PLAN_FLAGS if getattr(options, name) not in (None, False, ())]
+    if unfit:
+        flag = unfit[0].replace("_", "-")
+        raise UsageError(f"--{flag} is for tables and figures: {options.study} has its own settings, leave it out")
     if options.study != "demo" and options.seeds != SEEDS:
         raise UsageError(f"{options.study} has a seed per fold: leave --seeds out")
     output = options.output or Path("runs") / options.study
+    from doubly.studies.digits import run_digits_study, run_directories
+
     if options.dry_run:
-        for path in _runs_of_study(options.study, output, options.seeds):
+        for path in run_directories(options.study, output, options.seeds):
             say(out, str(path))
         return 0
-    if options.study == "demo":
-        from doubly.studies.demo import demo
-
-        page = demo(output, jobs, options.seeds, out)
-    else:
-        page = output / "results.md"
-        page.write_text(_digits(options.study, output, jobs, out), encoding="utf-8")
+    page = run_digits_study(options.study, output, jobs, options.seeds, out)
     say(out, f"runs: {output}\npage: {page}")
     return 0
 
 
-def _runs_of_study(name: str, output: Path, seeds: int) -> list[Path]:
-    from doubly.studies import demo, digits_comparison, digits_study
+def _planned_study(options: Any, out: Console, err: Console) -> int:
+    from doubly.evaluation.io import check_folder
 
-    if name == "demo":
-        return [job.output for job in demo.jobs(output, seeds)]
-    study: Any = digits_study if name == "digits_done" else digits_comparison
-    searches = study.searches(output)
-    trials = [job for search in searches.values() for trial in search.jobs() for job in trial]
-    rows = study.arms({name: {} for name in searches})  # what the searches will choose does not change the folders
-    return [job.output for job in (*trials, *(job for row in rows for job in row.jobs(output)))]
+    study = _make_plan(options)
+    if options.commands:
+        lines = [*(commands.line for commands in study.commands), f"# then: {study.report_command}"]
+        out.out("\n".join(lines), highlight=False)
+        return 0
+    if options.dry_run:
+        return _show(study, out, err)
+    check_folder(study.output)
+    if options.slurm is not None:
+        return _write_slurm(study, options.slurm, out, err)
+    failures = study.run(out, options.ray)
+    for path, error in failures.items():
+        say(err, f"doubly: {path} failed: {error}")
+    if page := study.report(out):
+        say(out, f"runs: {study.output}\npage: {page}")
+    return 2 if failures else 0
 
 
-def _digits(name: str, output: Path, jobs: int, out: Console) -> str:
-    """As Markdown."""
-    from doubly.report.study import comparison_markdown, study_markdown
+def _make_plan(options: Any) -> "PlannedStudy":
+    from doubly.config.serialize import suggestion
+    from doubly.studies.planned import PlannedStudy
+    from doubly.studies.plans import PLANS, SCALES, check_directories, plan_jobs
 
-    if name == "digits_done":
-        from doubly.studies.digits_study import study
+    name = options.scale or "small"
+    if name not in SCALES:
+        raise UsageError(f"there is no scale '{name}'{suggestion(name, SCALES)}")
+    output = options.output or Path("runs") / name
+    changes = {key: getattr(options, key) for key in ("images", "autoattack_images")}
+    config = replace(SCALES[name].evaluate, **{key: value for key, value in changes.items() if value is not None})
+    scale = replace(SCALES[name], evaluate=config)
+    jobs = plan_jobs(
+        PLANS[options.study],
+        scale,
+        options.seeds,
+        output,
+        root=None if options.data_root is None else str(Path(options.data_root).resolve()),
+        methods=options.methods,
+        autoattack=not options.no_autoattack,
+    )
+    check_directories(jobs)
+    return PlannedStudy(options.study, jobs, scale, output, options.jobs)
 
-        return study_markdown(study(output, jobs, out))
-    from doubly.studies.digits_comparison import comparison
 
-    return comparison_markdown(comparison(output, jobs, out))
+def _show(study: "PlannedStudy", out: Console, err: Console) -> int:
+    """Print the runs, and how long those that are not done would take."""
+    estimates = study.estimates(lambda message: say(err, message))
+    columns = Column("run", no_wrap=True), "state", "passes", "train", "evaluate"
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for job in study.jobs:
+        cells = []
+        if estimate := estimates.get(job.output):
+            passes = f"{estimate.step_passes.forward:g} + {estimate.step_passes.backward:g}"
+            cells = [passes, duration(estimate.train_seconds), duration(estimate.eval_seconds)]
+        table.add_row(job.output.name, job.status, *cells)
+    out.print(table)
+    if not estimates:
+        say(out, f"all {len(study.jobs)} runs are done")
+        return 0
+    total = duration(study.total_seconds(estimates))
+    say(out, f"{len(estimates)} of {len(study.jobs)} runs to do: about {total} with {study.local_processes} jobs")
+    say(out, "passes of a step: forward + backward; AutoAttack is counted as if half of the images stayed robust")
+    return 0
+
+
+def _write_slurm(study: "PlannedStudy", path: Path, out: Console, err: Console) -> int:
+    if not study.unfinished:
+        say(out, f"all {len(study.jobs)} runs are done; now: {study.report_command}")
+        return 0
+    text = study.slurm_script(lambda message: say(err, message))
+    study.output.mkdir(parents=True, exist_ok=True)  # for the logs
+    path.write_text(text, encoding="utf-8")
+    runs = len(study.unfinished)
+    say(out, f"wrote {path}, {runs} runs: submit it with `sbatch {path}`, and then {study.report_command}")
+    return 0

@@ -1,42 +1,37 @@
-"""An evaluation, and the comparison of two, as tables in the terminal. Names come from data, and are escaped."""
+"""Tables in the terminal for an evaluation and for the comparison of two. Names come from data and are escaped."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape as unmarked
 from rich.table import Table
 
-from doubly.rundir import duration as duration
-from doubly.rundir import printable
-
-
-def escape(name: str) -> str:
-    """Neither rich's markup, nor anything that steers a terminal."""
-    return unmarked(printable(name))
-
-
-LABELS = {"clean": "SA", "pgd": "RA-PGD", "margin": "RA-margin"}
+from doubly.metric_names import attack_metric
+from doubly.text import escape_terminal, format_percent
 
 
 def say(out: Console, text: str) -> None:
+    """Print a line as it is, without markup or line breaks of rich."""
     out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def label(attack: str, result: Any) -> str:
-    return result.label if attack == result.ensemble else LABELS.get(attack, f"RA-{attack}")
+    """Return the column title of an attack; AutoAttack's says how much of it was run."""
+    return str(result.label) if attack == result.ensemble else attack_metric(attack).label
 
 
 def show(result: Any, title: str, out: Console) -> None:
-    """Per class, on all, on the tail; then whether to believe it."""
+    """Print the accuracies of each class, of all classes and of the tail, then the checks of the evaluation."""
     from doubly.evaluation.summary import key_of
 
-    found, keys = result.summary(), {attack: key_of(result, attack) for attack in result.answers}
+    found, keys = result.summary(), {attack: key_of(result, attack) for attack in result.predictions}
     heads = [label(attack, result) + _less(attack, result) for attack in keys]
     table = _table(f"{title}, % with 95 % intervals", "", "n", *heads)
     for name, row in found["per_class"].items():
-        table.add_row(escape(name), str(row["n"]), *(_cell(row[k], row[f"{k}_interval"], 0) for k in keys.values()))
+        table.add_row(
+            escape_terminal(name), str(row["n"]), *(_cell(row[k], row[f"{k}_interval"], 0) for k in keys.values())
+        )
     table.add_section()
     ends = found["intervals"]
     cells = [_cell(result.accuracy(attack), ends[key]) for attack, key in keys.items()]
@@ -57,15 +52,15 @@ def show(result: Any, title: str, out: Console) -> None:
             f"{about['label']}: {about['reference']}, n = {n}, epsilon {about['epsilon']:.6g}, {about['norm']}{said}",
         )
     if result.curve:
-        values = (f"{100 * point['accuracy']:.1f} at {point['epsilon']:.3g}" for point in result.curve["points"])
+        values = (f"{format_percent(point['accuracy'])} at {point['epsilon']:.3g}" for point in result.curve["points"])
         say(out, f"% under PGD by radius, n = {result.curve['n']}: {', '.join(values)}")
     if result.trust:
         _panel(result.trust, out)
 
 
 def _less(attack: str, result: Any) -> str:
-    """n of an attack that was not run on all samples."""
-    n = int((result.answers[attack] >= 0).sum())
+    """Return the number of samples of an attack that was not run on all of them, else nothing."""
+    n = int((result.predictions[attack] >= 0).sum())
     return "" if n == result.n else f", n = {n}"
 
 
@@ -73,11 +68,12 @@ def _panel(trust: Any, out: Console) -> None:
     table = Table("check", "verdict", "what was found", title=f"can it be trusted? {trust['verdict']}")
     for line in trust["lines"]:
         style = {"suspicious": "red", "not measured": "dim"}.get(line["verdict"])
-        table.add_row(line["name"], line["verdict"], escape(line["text"]), style=style)
+        table.add_row(line["name"], line["verdict"], escape_terminal(line["text"]), style=style)
     out.print(table)
 
 
 def show_differences(rows: Iterable[Any], result: Any, title: str, out: Console) -> None:
+    """Print the paired differences of two evaluations with their intervals and McNemar's test."""
     table = _table(title, "", "", "n", "points, 95 %", "first", "second", "p")
     for row in rows:
         for what, interval in (("average", row.average), ("tail", row.tail), ("worst class", row.worst)):
@@ -91,8 +87,10 @@ def show_differences(rows: Iterable[Any], result: Any, title: str, out: Console)
 
 
 def _table(title: str, *columns: str) -> Table:
-    return Table(*columns, title=escape(title), box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(*columns, title=escape_terminal(title), box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def _cell(value: float | None, ends: Any, digits: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f} ({100 * ends[0]:.0f}–{100 * ends[1]:.0f})"
+    if value is None:
+        return "–"
+    return f"{format_percent(value, digits)} ({format_percent(ends[0], 0)}–{format_percent(ends[1], 0)})"

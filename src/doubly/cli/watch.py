@@ -1,4 +1,4 @@
-"""doubly watch. No torch: it starts at once."""
+"""doubly watch: show the progress of runs. No torch, so that it starts at once."""
 
 import time
 from collections.abc import Iterable
@@ -6,48 +6,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
-from doubly.cli.frames import Watched, frame
 from doubly.cli.options import parsed
+from doubly.cli.watched_run import WatchedRun
 from doubly.errors import UsageError
 from doubly.rundir import runs_in
 
 
 def watch(arguments: list[str], out: Console) -> int:
+    """Show the metrics of runs until all are complete; returns the exit code."""
     import tyro
 
     @dataclass(frozen=True)
     class Options:
-        """Show the curves of runs until all are complete, or Ctrl-C; the runs do not notice."""
+        """Show the metrics of runs until all are complete, or Ctrl-C. The runs are only read."""
 
         runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
         """run directories, or folders that contain them"""
         every: int = 2
-        """seconds between two looks"""
+        """seconds between two updates"""
         once: bool = False
-        """show how things stand, and end; as where the output is no terminal"""
+        """show the current state and end, as is always done where the output is not a terminal"""
 
     options = parsed(Options, arguments, "watch")
     if not options.runs:
         raise UsageError("name what to watch: doubly watch DIR, a run directory or a folder of runs")
     if options.every < 1:
         raise UsageError(f"every must be at least 1 second, got {options.every}")
-    seen = look(options.runs)
+    runs = read_runs(options.runs)
     if options.once or not out.is_terminal:
-        out.print(frame(seen, out.width))
+        out.print(render(runs, out.width))
         return 0
     with Live(console=out, auto_refresh=False) as live:
         while True:
-            live.update(frame(seen, out.width, out.height - 1), refresh=True)
-            if all(run.complete for run in seen):
+            live.update(render(runs, out.width), refresh=True)
+            if all(run.complete for run in runs):
                 return 0
             time.sleep(options.every)
-            seen = look(options.runs)
+            runs = read_runs(options.runs)
 
 
-def look(paths: Iterable[Path]) -> list[Watched]:
-    """Every run once, those at work first: a screen may be too small for all."""
-    found = {run.resolve(): run for path in paths for run in runs_in(path)}
-    return sorted(map(Watched.read, found.values()), key=lambda run: run.complete)
+def read_runs(paths: Iterable[Path]) -> list[WatchedRun]:
+    """Read each run once; runs that are not complete come first, since a screen may be too small for all."""
+    runs = {run.resolve(): run for path in paths for run in runs_in(path)}
+    return sorted(map(WatchedRun.read, runs.values()), key=lambda run: run.complete)
+
+
+def render(runs: Iterable[WatchedRun], width: int) -> Group:
+    """Return the blocks of all runs."""
+    return Group(*(run.render(width) for run in runs))

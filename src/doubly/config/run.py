@@ -56,6 +56,10 @@ class Run:
     """evaluation during training"""
     name: str = "run"
     """name of the recipe, for tables"""
+    label: str = ""
+    """name of the method in tables; empty makes it from the last part of the name"""
+    table: str = ""
+    """name of a separate table, such as fast, for runs that do not compare with the others of their setting"""
     epochs: int = 60
     """passes over the training images"""
     batch_size: int = 128

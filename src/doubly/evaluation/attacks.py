@@ -52,7 +52,7 @@ def attack_names() -> list[str]:
 
 
 def shared_threat(attacks: Attacks, threat: Threat | None) -> Threat:
-    """Return the threat of an evaluation: the one given, or else that of the attacks.
+    """Return the threat of an evaluation: the one given, or else that of the attacks, or else `LinfBall()`.
 
     Raises:
         UsageError: If they differ.
@@ -74,6 +74,9 @@ def select_attacks(attacks: Attacks, reference: PGD, seed: int = 0) -> SelectedA
         attacks: Names, attacks, or a mapping from names to attacks.
         reference: The PGD attack that the names refer to; AutoAttack takes its threat.
         seed: Seed of AutoAttack.
+
+    Returns:
+        The attacks by name, in the order given, and AutoAttack.
 
     Raises:
         UsageError: If a name is unknown or taken, or something is not an attack.

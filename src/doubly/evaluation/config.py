@@ -1,14 +1,15 @@
-"""How an evaluation measures, beside the attacks: fields of `evaluate` and flags of `doubly evaluate`."""
+"""The settings of an evaluation besides its attacks."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from doubly.errors import UsageError
-from doubly.evaluation.autoattack.runner import Compile
-from doubly.evaluation.examples import Format
 from doubly.evaluation.metrics import Rounding
 from doubly.evaluation.weights import Normalization
+
+Compile = Literal["auto", "yes", "no"]
+Format = Literal["png", "npz"]  # of attacked images
 
 _CHOICES: dict[str, Any] = {
     "compile": Compile,
@@ -21,54 +22,57 @@ _COUNTS = (
     "autoattack_images",
     "trust_images",
     "curve_images",
-    "most_examples",
-    "chunk",
-    "autoattack_chunk",
+    "max_examples",
+    "chunk_size",
+    "autoattack_chunk_size",
 )
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How to measure."""
+    """Settings of an evaluation: keyword arguments of `evaluate` and options of `doubly evaluate`.
+
+    Raises:
+        UsageError: If a value is not one of the choices, or a number is out of range.
+    """
 
     output: Path | None = None
-    """folder for evaluation.json, evaluation.npz, gallery.npz, AutoAttack's progress and attacked images"""
+    """folder for evaluation.json, evaluation.npz, gallery.npz, the state of AutoAttack and attacked images"""
     seed: int = 0
-    """every random number of the attacks follows from it"""
+    """seed of the random numbers of all attacks"""
     images: int | None = None
-    """measure on so many images, in the proportions of the classes and always the same; none takes all"""
-    chunk: int = 500
-    """images that PGD attacks at a time; the draws belong to the chunk"""
+    """number of images to evaluate on, in the proportions of the classes and always the same ones; none: all"""
+    chunk_size: int = 500
+    """images that PGD attacks at a time; its random numbers depend on it"""
     autoattack_images: int | None = None
-    """AutoAttack on so many of the images; none takes all"""
-    autoattack_chunk: int = 250
-    """images that AutoAttack attacks at a time; what it finds belongs to the chunk"""
+    """number of these images to run AutoAttack on; none: all"""
+    autoattack_chunk_size: int = 250
+    """images that AutoAttack attacks at a time; its random numbers depend on it"""
     compile: Compile = "auto"
-    """compile the network for AutoAttack; auto does where that saves more time than it takes"""
+    """whether to compile the network for AutoAttack; auto: if that saves more time than it takes"""
     state: Path | None = None
-    """folder of AutoAttack's progress, if not inside the output"""
+    """folder for the state of AutoAttack, from which it resumes; none: a folder inside the output"""
     shard: tuple[int, int] = (0, 1)
-    """(k, n): do only every n-th of AutoAttack's chunks, beginning with the k-th; without it all is put together"""
+    """K N: run only AutoAttack, on its chunks K, K + N, K + 2N, …; a last call without it combines all chunks"""
     trust: bool = True
-    """the checks of whether the numbers can be trusted, and the attacks that they take"""
+    """check whether the numbers can be trusted, with a few further attacks"""
     trust_images: int = 128
-    """images for those of its checks that take further attacks"""
+    """number of images for the checks that run further attacks"""
     tail_share: float = 0.3
     """share of the classes that is the tail"""
     tail_rounding: Rounding = "round"
-    """how a share of the classes becomes a number of them (A21)"""
+    """how the share of the classes becomes a number of classes"""
     weights_r: tuple[float, ...] = (10.0, 1.0, 0.1)
-    """temperatures r at which the KL weights of the samples are given; the paper's three"""
+    """temperatures r of the KL weights of the samples; by default the three of the paper"""
     weights_normalize: Normalization = "batch"
-    """batch: they add up to 1 in batches of 128, as in the paper's figure; all: over all samples; mean_one: to their
-    number"""
+    """batch: weights add up to 1 in batches of 128, as in the paper's figure; all: over all samples; mean_one: to the
+    number of samples"""
     curve_images: int | None = None
-    """accuracy under PGD at eight radii from 0 to 4 epsilon on so many images, in the proportions of the classes; none:
-    no curve"""
+    """number of images for the accuracy under PGD at eight radii from 0 to 4 epsilon; none: no such curve"""
     save_examples: Format | None = None
     """write attacked images into the output: png in whole gray levels, npz exactly"""
-    most_examples: int = 100
-    """at most so many of each attack"""
+    max_examples: int = 100
+    """number of attacked images to write, at most, for each attack"""
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
@@ -88,5 +92,5 @@ class EvalConfig:
 
     @property
     def sharded(self) -> bool:
-        """Only a part of AutoAttack is to be done, and nothing else."""
+        """Whether only a part of AutoAttack is run, and nothing else."""
         return self.shard[1] > 1

@@ -1,7 +1,6 @@
-"""The hardest and the easiest images of an evaluation, clean and as PGD left them, for figures: gallery.npz."""
+"""The hardest and the easiest images of an evaluation, clean and attacked by PGD, for the figures of the report."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,63 +9,77 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from doubly.evaluation.examples import gray_levels
-from doubly.evaluation.io import write_arrays
 from doubly.evaluation.metrics import Floats, Ints
 from doubly.evaluation.result import EvalResult
-from doubly.rundir import RunDir
 
-MOST = 12  # of each kind
-BYTES = 4_000_000  # that the pixels may take: of large images there are fewer
-R = 1.0  # of the weights
+MAX_IMAGES = 12  # of each kind
+MAX_BYTES = 4_000_000  # for all pixels: there are fewer images if they are large
+R = 1.0  # temperature of the weights
 
 
 @dataclass
 class Gallery:
-    """The candidates among the images seen so far: at the end the same ones, whatever the chunks."""
+    """The images of largest and smallest loss under PGD among those seen so far.
 
-    rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # rising
+    Attributes:
+        rows: Positions of the candidates, rising.
+        losses: Their losses.
+        attacked: Their attacked images in gray levels, (H, W, C) each.
+    """
+
+    rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     losses: Floats = field(default_factory=lambda: np.empty(0))
-    attacked: list[NDArray[np.uint8]] = field(default_factory=list)  # (H, W, C) each
+    attacked: list[NDArray[np.uint8]] = field(default_factory=list)
 
-    def see(self, attack: str, first: int, losses: Tensor, points: Tensor) -> None:
-        """A chunk that begins with the image at `first`: what cannot be among the extremes any more is let go."""
+    def add_chunk(self, attack: str, start: int, losses: Tensor, attacked: Tensor) -> None:
+        """Take the candidates of a chunk, and drop those that are no longer among the extremes.
+
+        Args:
+            attack: Name of the attack; all but pgd are ignored.
+            start: Position of the first image.
+            losses: Loss of each image.
+            attacked: The attacked images.
+        """
         if attack != "pgd":
             return
-        count, joint = len(self.rows), np.concatenate([self.losses, losses.double().cpu().numpy()])
-        kept = _extremes(joint, most(points.shape[1:].numel()))
-        old, new = kept[kept < count], kept[kept >= count] - count
-        fresh = gray_levels(points[torch.from_numpy(new).to(points.device)])
-        self.attacked = [*(self.attacked[index] for index in old), *fresh]
-        self.rows, self.losses = np.concatenate([self.rows[old], first + new]), joint[kept]
+        count, all_losses = len(self.rows), np.concatenate([self.losses, losses.double().cpu().numpy()])
+        extreme = _extremes(all_losses, max_images(attacked.shape[1:].numel()))
+        old, new = extreme[extreme < count], extreme[extreme >= count] - count
+        levels = gray_levels(attacked[torch.from_numpy(new).to(attacked.device)])
+        self.attacked = [*(self.attacked[index] for index in old), *levels]
+        self.rows, self.losses = np.concatenate([self.rows[old], start + new]), all_losses[extreme]
 
-    def write(self, folder: Path, result: EvalResult, clean: Tensor) -> None:
-        """`clean`: the images at `rows`. Hard ones first, hardest first; then the easy ones, easiest first."""
-        size = most(clean.shape[1:].numel())
+    def arrays(self, result: EvalResult, clean: Tensor) -> dict[str, Any]:
+        """Return the contents of gallery.npz: hard images, hardest first, then easy ones, easiest first.
+
+        Args:
+            result: The result that the images belong to.
+            clean: The clean images at `rows`.
+        """
+        size = max_images(clean.shape[1:].numel())
         falling = np.argsort(-self.losses, kind="stable")
         hard, easy = falling[: min(size, (len(falling) + 1) // 2)], falling[::-1][: min(size, len(falling) // 2)]
         shown = np.concatenate([hard, easy])
         rows = self.rows[shown]
-        arrays: dict[str, Any] = {
+        return {
             "clean": gray_levels(clean)[shown],
             "attacked": np.stack(self.attacked)[shown],
             "ids": (np.arange(result.n) if result.ids is None else result.ids)[rows].astype(np.int64),
             "labels": result.y[rows].astype(np.int64),
-            "answers_clean": result.answers["clean"][rows].astype(np.int64),
-            "answers_attacked": result.answers["pgd"][rows].astype(np.int64),
+            "answers_clean": result.predictions["clean"][rows].astype(np.int64),
+            "answers_attacked": result.predictions["pgd"][rows].astype(np.int64),
             "weights": result.weights(R, "mean_one").weights[rows],
             "hard": np.arange(len(shown)) < len(hard),
             "r": np.float64(R),
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        write_arrays(RunDir(folder).gallery, arrays)
 
 
-def most(values: int) -> int:
-    """How many hard and how many easy images of so many values each there may be."""
-    return min(MOST, max(1, BYTES // (4 * values)))  # hard and easy, clean and attacked
+def max_images(values: int) -> int:
+    """Return how many hard, and how many easy, images of so many values each a gallery may have."""
+    return min(MAX_IMAGES, max(1, MAX_BYTES // (4 * values)))  # hard and easy, clean and attacked
 
 
 def _extremes(losses: Floats, size: int) -> Ints:
-    """Positions of the `size` largest and smallest, rising; of equal losses the first ones count as larger."""
+    """Return the positions of the `size` largest and smallest losses, rising; of equal ones the first are larger."""
     falling = np.argsort(-losses, kind="stable")
     return np.sort(falling if len(falling) <= 2 * size else np.concatenate([falling[:size], falling[-size:]]))

@@ -1,4 +1,4 @@
-"""evaluation.json and evaluation.npz: how an EvalResult is written, and how it is read back."""
+"""The files of an evaluation: evaluation.json, evaluation.npz, gallery.npz, and attacked images."""
 
 import os
 from collections.abc import Mapping
@@ -7,75 +7,140 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from doubly.errors import UsageError
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.summary import SCHEMA
-from doubly.rundir import read_json, write_json
+from doubly.rundir import RunDir, read_json, write_json
 
 
-def write(result: EvalResult, folder: Path, more: Mapping[str, Any]) -> None:
+def check_folder(path: Path) -> None:
+    """Refuse a folder that results cannot be written into, before hours of work.
+
+    Raises:
+        UsageError: If the folder, or the one that it would be created in, cannot be written.
+    """
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UsageError(
+            f"{path} cannot hold the results: {existing} is not a folder that may be written; choose another output"
+        )
+
+
+def write_result(result: EvalResult, folder: Path, extra: Mapping[str, Any]) -> None:
+    """Write evaluation.json and evaluation.npz.
+
+    Args:
+        result: The result.
+        folder: Where to write; it is created if needed.
+        extra: Further fields of evaluation.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {"y": result.y, "ids": np.arange(result.n) if result.ids is None else result.ids}
-    arrays |= result.answers
+    arrays |= result.predictions
     arrays |= {f"{name}_losses": values for name, values in result.losses.items()}
     arrays |= {f"{name}_margins": values for name, values in result.margins.items()}
-    arrays |= {f"after_{name}": values for name, values in result.after.items()}
+    arrays |= {f"after_{name}": values for name, values in result.robust_after.items()}
     if "pgd" in result.losses and result.weights_r:
         arrays["weights"] = np.stack([result.weights(r, result.weights_normalize).weights for r in result.weights_r])
-    write_arrays(folder / "evaluation.npz", arrays)
-    write_json(folder / "evaluation.json", {**more, **result.summary()})
+    write_arrays(RunDir(folder).predictions, arrays)
+    write_json(RunDir(folder).evaluation, {**extra, **result.summary()})
+
+
+def write_gallery(folder: Path, arrays: Mapping[str, Any] | None) -> None:
+    """Write gallery.npz, or remove that of an earlier evaluation if there is none."""
+    if arrays is None:
+        RunDir(folder).gallery.unlink(missing_ok=True)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_arrays(RunDir(folder).gallery, arrays)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """All of them or none: under another name first."""
+    """Write an .npz file atomically: under another name first."""
     unfinished = path.with_name(f".{path.stem}-{os.getpid()}.npz")
     np.savez(unfinished, **arrays)
     unfinished.replace(path)
 
 
-def read(folder: Path) -> EvalResult:
-    """What `write` wrote; the validation part is not kept."""
-    about = read_json(folder / "evaluation.json")
-    if not isinstance(about, dict) or about.get("schema") not in (1, SCHEMA):
-        raise UsageError(f"{folder / 'evaluation.json'} is of another version: run `doubly evaluate` again")
+def read_result(folder: Path) -> EvalResult:
+    """Read what `write_result` wrote; the part `validation` is not saved.
+
+    Raises:
+        UsageError: If a file is missing, damaged, or of another version.
+    """
+    summary = read_json(RunDir(folder).evaluation)
+    if not isinstance(summary, dict) or summary.get("schema") not in (1, SCHEMA):
+        raise UsageError(f"{RunDir(folder).evaluation} is of another version: run `doubly evaluate` again")
     try:
-        with (folder / "evaluation.npz").open("rb") as raw, np.load(raw, allow_pickle=False) as kept:
-            arrays = {name: kept[name] for name in kept.files}
-        return _assembled(about, arrays)
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, BadZipFile) as problem:
+        with RunDir(folder).predictions.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return _assembled(summary, arrays)
+    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, BadZipFile) as error:
         raise UsageError(
-            f"{folder}: evaluation.json and evaluation.npz hold no whole evaluation ({type(problem).__name__}: "
-            f"{problem!s:.60}): run `doubly evaluate` again"
+            f"{folder}: evaluation.json and evaluation.npz do not hold a complete evaluation ({type(error).__name__}: "
+            f"{error!s:.60}): run `doubly evaluate` again"
         ) from None
 
 
-def _assembled(about: Mapping[str, Any], arrays: dict[str, Any]) -> EvalResult:
-    losses, margins = _taken(arrays, "_losses"), _taken(arrays, "_margins")
+def _assembled(summary: Mapping[str, Any], arrays: dict[str, Any]) -> EvalResult:
+    losses, margins = _pop_suffix(arrays, "_losses"), _pop_suffix(arrays, "_margins")
     arrays.pop("weights", None)
     after = {name.removeprefix("after_"): arrays.pop(name) for name in list(arrays) if name.startswith("after_")}
-    tail, weights = about.get("tail", {}), about.get("weights", [])
+    tail, weights = summary.get("tail", {}), summary.get("weights", [])
     return EvalResult(
-        arrays.pop("y"),
-        tuple(about["per_class"]),
-        {"clean": arrays.pop("clean"), **{name: value for name, value in arrays.items() if name != "ids"}},
-        about["protocol"],
-        arrays["ids"],
-        losses,
-        after,
-        about.get("autoattack", {}),
-        None,
-        about.get("examples", {}),
-        about.get("trust", {}),
-        tail.get("share", 0.3),
-        tail.get("rounding", "round"),
-        tuple(part["r"] for part in weights),
-        weights[0]["normalize"] if weights else "batch",
-        margins,
-        about.get("curve", {}),
+        y=arrays.pop("y"),
+        classes=tuple(summary["per_class"]),
+        predictions={"clean": arrays.pop("clean"), **{name: value for name, value in arrays.items() if name != "ids"}},
+        protocol=summary["protocol"],
+        ids=arrays["ids"],
+        losses=losses,
+        robust_after=after,
+        autoattack=summary.get("autoattack", {}),
+        examples=summary.get("examples", {}),
+        trust=summary.get("trust", {}),
+        tail_share=tail.get("share", 0.3),
+        tail_rounding=tail.get("rounding", "round"),
+        weights_r=tuple(part["r"] for part in weights),
+        weights_normalize=weights[0]["normalize"] if weights else "batch",
+        margins=margins,
+        curve=summary.get("curve", {}),
     )
 
 
-def _taken(arrays: dict[str, Any], suffix: str) -> dict[str, Any]:
-    """The arrays whose names end so, which are no answers, by the name of the attack."""
+def _pop_suffix(arrays: dict[str, Any], suffix: str) -> dict[str, Any]:
+    """Remove the arrays whose names end with the suffix, and return them by the name of the attack."""
     return {name.removesuffix(suffix): arrays.pop(name) for name in list(arrays) if name.endswith(suffix)}
+
+
+def write_example_arrays(folder: Path, attacked: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+    """Write attacked images exactly, into examples.npz, and return the images as read back."""
+    _clear_examples(folder)
+    np.savez(folder / "examples.npz", x=attacked.cpu().numpy(), y=y.cpu().numpy(), ids=ids.cpu().numpy())
+    with np.load(folder / "examples.npz", allow_pickle=False) as file:
+        return torch.from_numpy(file["x"])
+
+
+def write_example_pictures(folder: Path, levels: NDArray[np.uint8], y: Tensor, ids: Tensor) -> Tensor:
+    """Write attacked images in gray levels (B, H, W, C) as PNG files, and return the images as read back, in [0, 1]."""
+    from PIL import Image
+
+    _clear_examples(folder)
+    images = []
+    for pixels, image_id, label in zip(levels, ids.tolist(), y.tolist(), strict=True):
+        file = folder / f"{image_id:06d}-class{label:03d}.png"
+        Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file)
+        with Image.open(file) as picture:
+            array = np.asarray(picture)
+        images.append(torch.from_numpy(array.reshape(pixels.shape).copy()).permute(2, 0, 1))
+    return torch.stack(images).float().div(255)
+
+
+def _clear_examples(folder: Path) -> None:
+    """Create the folder, and remove the examples of an earlier evaluation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (*folder.glob("[0-9]*-class[0-9]*.png"), *folder.glob("examples.npz")):
+        old.unlink()

@@ -1,7 +1,7 @@
-"""Accuracy per class, on the weakest classes (RA-Tail-30, methods.md A21 and A22), and the confusion matrix."""
+"""Accuracy per class, accuracy of the weakest classes (RA-Tail-30), and the confusion matrix."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,19 @@ ROUNDINGS: dict[str, Callable[[float], int]] = {
 
 
 def per_class(correct: Bools, y: Ints, classes: int) -> Floats:
-    """Share of correct samples of each class, (classes,); NaN for a class without samples."""
+    """Return the accuracy of each class.
+
+    Args:
+        correct: Whether each sample is predicted correctly, (n,).
+        y: Labels, (n,).
+        classes: Number of classes.
+
+    Returns:
+        The share of correct samples, (classes,); NaN for a class without samples.
+
+    Raises:
+        UsageError: If a label is out of range, or the lengths differ.
+    """
     _check_labels("labels", y, classes)
     _check_lengths(correct, y)
     hits = np.bincount(y, weights=correct, minlength=classes)
@@ -32,27 +44,47 @@ def per_class(correct: Bools, y: Ints, classes: int) -> Floats:
 
 
 def tail(accuracies: Floats, share: float = 0.3, rounding: Rounding = "round") -> tuple[float, Ints]:
-    """Mean over the weakest `share` of the classes, and which: weakest first, of equals the lower index first."""
+    """Return the mean accuracy of the weakest classes, and which classes these are.
+
+    Args:
+        accuracies: Accuracy of each class; a class with NaN does not take part.
+        share: Share of the classes that is the tail, in (0, 1].
+        rounding: How that share becomes a number of classes; it is at least one.
+
+    Returns:
+        The mean, and the indices of the classes: weakest first, of equal ones the lower index first.
+
+    Raises:
+        UsageError: If the share or the rounding is not valid, or no class has samples.
+    """
     if not 0 < share <= 1:
         raise UsageError(f"the tail is a share of the classes in (0, 1], got {share}: use 0.3 for RA-Tail-30")
     if rounding not in ROUNDINGS:
         raise UsageError(f"unknown rounding {rounding!r} of the tail: use one of {', '.join(ROUNDINGS)}")
-    present = _present(accuracies)
+    present = _classes_with_samples(accuracies)
     count = round(share * len(present), 9)  # 0.07 * 100 is 7.000000000000001, which is seven classes
-    k = max(1, ROUNDINGS[rounding](count))
-    picked = present[np.argsort(accuracies[present], kind="stable")[:k]]
-    return float(accuracies[picked].mean()), picked
+    size = max(1, ROUNDINGS[rounding](count))
+    weakest = present[np.argsort(accuracies[present], kind="stable")[:size]]
+    return float(accuracies[weakest].mean()), weakest
 
 
 def worst_class(accuracies: Floats) -> tuple[int, float]:
-    """Index and accuracy of the weakest class."""
-    present = _present(accuracies)
+    """Return index and accuracy of the weakest class.
+
+    Raises:
+        UsageError: If no class has samples.
+    """
+    present = _classes_with_samples(accuracies)
     index = int(present[np.argmin(accuracies[present])])
     return index, float(accuracies[index])
 
 
 def confusion(predictions: Ints, y: Ints, classes: int) -> npt.NDArray[np.int64]:
-    """Counts, (classes, classes): row the label, column the prediction."""
+    """Return the confusion matrix: counts, (classes, classes), one row per label, one column per prediction.
+
+    Raises:
+        UsageError: If a label or prediction is out of range, or the lengths differ.
+    """
     _check_labels("labels", y, classes)
     _check_labels("predictions", predictions, classes)
     _check_lengths(predictions, y)
@@ -60,18 +92,42 @@ def confusion(predictions: Ints, y: Ints, classes: int) -> npt.NDArray[np.int64]
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
-def _present(accuracies: Floats) -> Ints:
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Return the names, with the class index added where several classes have the same."""
+    taken = {name for name in names if names.count(name) == 1}
+    result = []
+    for index, name in enumerate(names):
+        if names.count(name) > 1:
+            name = f"{name} ({index})"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+        result.append(name)
+    return result
+
+
+def extended_names(classes: tuple[str, ...], highest: int) -> tuple[str, ...]:
+    """Return the names of the data's classes, and numbers for further classes that the network predicted."""
+    return (*classes, *(str(label) for label in range(len(classes), highest + 1)))
+
+
+def nan_to_none(value: float) -> float | None:
+    """Return None for NaN, which JSON does not have: the accuracy of a class without samples."""
+    return None if math.isnan(value) else float(value)
+
+
+def _classes_with_samples(accuracies: Floats) -> Ints:
     present = np.flatnonzero(~np.isnan(accuracies))
     if not len(present):
         raise UsageError("no class has a sample to measure accuracy on: evaluate on at least one image")
     return present
 
 
-def _check_labels(what: str, values: Ints, classes: int) -> None:
+def _check_labels(name: str, values: Ints, classes: int) -> None:
     if len(values) and not (values.min() >= 0 and values.max() < classes):
         raise UsageError(
-            f"{what} span {values.min()} to {values.max()}, but {classes} classes have the labels 0 to {classes - 1}: "
-            "check the number of classes"
+            f"{name} range from {values.min()} to {values.max()}, but {classes} classes have the labels 0 to "
+            f"{classes - 1}: check the number of classes"
         )
 
 

@@ -1,4 +1,4 @@
-"""Is this a network whose numbers can mean anything? Checked once, before the first attack; and what identifies it."""
+"""Checks of a network before it is attacked, and a checksum that identifies it."""
 
 import hashlib
 import re
@@ -10,52 +10,64 @@ from doubly.attacks import eval_mode
 from doubly.checks import check_images, check_logits, is_out_of_memory
 from doubly.errors import UsageError
 
-ROUNDING = 1e-3  # relative to the spread of the logits: more is not rounding but another answer
-CLOSE = 1e-4  # likewise: answers nearer than this to another may turn with the batch or the machine
+ROUNDING = 1e-3  # relative to the spread of the logits: a larger difference is not rounding
+CLOSE = 1e-4  # likewise: a smaller lead of the largest logit may be lost in another batch or on another machine
 SEEDS = (1, 2)
 
 
 def check_network(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
-    """Refuses probabilities, chance and answers that depend on the batch; returns by how much answers differ."""
+    """Check that the network returns logits that depend on nothing but the image.
+
+    Args:
+        model: The network; it is left as it was found.
+        x: Some images in [0, 1].
+        y: Their labels.
+
+    Returns:
+        The largest differences of the logits, relative to their spread: "repeat" between two passes of the same
+        images, "batch" between images one by one and in a batch.
+
+    Raises:
+        UsageError: If the network returns probabilities, is random, depends on the batch, or cannot take the images.
+    """
     check_images(x, y)
     with eval_mode(model), torch.no_grad():
-        first, again = (_answered(model, x, y, seed) for seed in SEEDS)
-        check_logits(first, y)
-        _check_range(first)
-        spread = float(first.std()) or 1.0
-        chance = float((first - again).abs().max()) / spread
-        if chance > ROUNDING:
+        logits, repeated = (_seeded_logits(model, x, y, seed) for seed in SEEDS)
+        _check_not_probabilities(logits)
+        spread = float(logits.std()) or 1.0
+        repeat = float((logits - repeated).abs().max()) / spread
+        if repeat > ROUNDING:
             raise UsageError(
-                f"the model answers the same images differently each time (by {chance:.2g} of the spread of its "
+                f"the model predicts the same images differently each time (by {repeat:.2g} of the spread of its "
                 "logits): attacks need a deterministic network; take out what draws random numbers in evaluation mode"
             )
-        company = _alone(model, x[:8], y[:8], first[:8]) / spread
-        if company > ROUNDING:
+        batch = _difference_one_by_one(model, x[:8], y[:8], logits[:8]) / spread
+        if batch > ROUNDING:
             raise UsageError(
-                f"the model answers an image alone otherwise than in a batch (by {company:.2g} of the spread of its "
+                f"the model predicts a single image differently than in a batch (by {batch:.2g} of the spread of its "
                 "logits): normalize with stored statistics, as batch norm does in evaluation mode"
             )
-    return {"repeat": chance, "batch": company}
+    return {"repeat": repeat, "batch": batch}
 
 
-def _alone(model: nn.Module, x: Tensor, y: Tensor, together: Tensor) -> float:
-    """The largest difference between the answers to images one by one and together; infinite where one alone fails."""
+def _difference_one_by_one(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> float:
+    """Return the largest difference to the logits of the images one by one; infinite if a single image fails."""
     try:
-        alone = torch.cat([_answered(model, x[i : i + 1], y[i : i + 1], SEEDS[0]) for i in range(len(x))])
+        single = torch.cat([_seeded_logits(model, x[i : i + 1], y[i : i + 1], SEEDS[0]) for i in range(len(x))])
     except UsageError:
         return float("inf")
-    return float((together - alone).abs().max())
+    return float((logits - single).abs().max())
 
 
-def _answered(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Tensor:
+def _seeded_logits(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Tensor:
     try:
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.manual_seed(seed)
             logits: Tensor = model(x)
-    except Exception as problem:  # whatever somebody's network raises
-        if is_out_of_memory(problem):
+    except Exception as error:  # whatever the user's network raises
+        if is_out_of_memory(error):
             raise
-        reason = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]:.160}"
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.160}"
         raise UsageError(
             f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason}): give images of the size, channels "
             "and type that it was built for"
@@ -64,7 +76,7 @@ def _answered(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Tensor:
     return logits
 
 
-def _check_range(logits: Tensor) -> None:
+def _check_not_probabilities(logits: Tensor) -> None:
     rows = logits.double()
     if bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-4).all()):
         raise UsageError(
@@ -80,7 +92,7 @@ def is_decided(logits: Tensor) -> Tensor:
 
 
 def model_sha256(model: nn.Module) -> str:
-    """Of the weights, buffers and structure. A forward that does something else is found by its answers."""
+    """Return a checksum of the weights, buffers and printed structure; code of the forward pass does not count."""
     structure = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # an address is another in each process
     digest = hashlib.sha256(structure.encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

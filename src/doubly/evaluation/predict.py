@@ -92,8 +92,12 @@ def predict(
         on_chunk: Called with each attacked chunk.
         on_images: Called with the number of images done.
 
+    Returns:
+        Classes, losses and margins by attack, and what the check of the attacked images found.
+
     Raises:
         UsageError: If the chunk is empty, or the network cannot be evaluated.
+        NonFiniteError: If the network returns NaN or infinity.
     """
     if chunk_size < 1:
         raise UsageError(f"a chunk has at least 1 image, got {chunk_size}")

@@ -1,48 +1,78 @@
-"""Accuracy against the radius: an evaluation's own PGD at radii from 0 to four times its own."""
+"""Accuracy against the radius: the PGD attack of an evaluation at radii from 0 to four times its own."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from doubly.attacks import PGD
+from doubly.attacks import PGD, Attack
 from doubly.data import Images
-from doubly.errors import UsageError
-from doubly.evaluation.attacks import described, pgd20
+from doubly.distributed import SINGLE_PROCESS, Communicator
+from doubly.evaluation.attacks import describe_attacks, reference_pgd
 from doubly.evaluation.config import EvalConfig
 from doubly.evaluation.intervals import wilson
-from doubly.evaluation.memory import Pieces
-from doubly.evaluation.metrics import per_class, tail
-from doubly.evaluation.predict import answers
-from doubly.threat import LinfBall, NormBall
-from doubly.types import Attack
+from doubly.evaluation.memory import MicrobatchLimit
+from doubly.evaluation.metrics import Bools, Ints, per_class, tail
+from doubly.evaluation.predict import predict
+from doubly.threat import Threat
 
-SHARES = (1 / 4, 1 / 2, 1.0, 3 / 2, 2.0, 3.0, 4.0)  # of epsilon, after 0
+FACTORS = (1 / 4, 1 / 2, 1.0, 3 / 2, 2.0, 3.0, 4.0)  # of epsilon, after 0
 
 
-def curve_attack(attacks: Mapping[str, Attack], ball: NormBall | None) -> PGD:
-    """The attack whose radius is varied: the evaluation's `pgd`, or the usual one where that is none."""
-    given = attacks.get("pgd")
-    pgd = given if isinstance(given, PGD) else None if ball is None else pgd20(ball)
-    if pgd is None or not isinstance(pgd.threat, NormBall):
-        raise UsageError("a curve over the radius needs a ball: give LinfBall or L2Ball, or leave out curve_images")
-    pgd.scaled(SHARES[0])  # refuses steps that cannot be shortened
+def curve_attack(attacks: Mapping[str, Attack], threat: Threat) -> PGD:
+    """Return the attack whose radius is varied: the evaluation's `pgd`, or the reference PGD if there is none.
+
+    Raises:
+        UsageError: If its steps cannot be scaled with the radius.
+    """
+    attack = attacks.get("pgd")
+    pgd = attack if isinstance(attack, PGD) else reference_pgd(threat)
+    pgd.scaled(FACTORS[0])
     return pgd
 
 
-def curve(model: nn.Module, images: Images, pgd: PGD, how: EvalConfig, pieces: Pieces | None = None) -> dict[str, Any]:
-    """What evaluation.json says of it. The draws are alike at every radius, and the steps grow with it."""
-    ball: Any = pgd.threat  # curve_attack refuses what is none
-    # No pixel moves further than 1, and a box of more is refused.
-    shares = [share for share in SHARES if not isinstance(ball, LinfBall) or share * ball.radius <= 1]
-    attacks = {f"{share:g}": pgd.scaled(share) for share in shares}
-    found = answers(model, images, attacks, how.seed, how.chunk, pieces=pieces)
-    y, points = images.y.cpu().numpy(), []
-    for name, given in found.classes.items():
-        right = given == y
-        point = {"epsilon": 0.0 if name == "clean" else float(name) * ball.radius, "accuracy": float(right.mean())}
-        if how.tail_share == 0.3:
-            accuracies = per_class(right, y, len(images.classes))
-            point["tail_30"] = tail(accuracies, how.tail_share, how.tail_rounding)[0]
-        points.append({**point, "interval": list(wilson(int(right.sum()), len(y)))})
-    return {"n": len(y), "attack": described({"pgd": pgd})["attack"], "points": points}
+def radius_curve(
+    model: nn.Module,
+    images: Images,
+    pgd: PGD,
+    config: EvalConfig,
+    communicator: Communicator = SINGLE_PROCESS,
+    limit: MicrobatchLimit | None = None,
+) -> dict[str, Any]:
+    """Return the accuracy at several radii, as evaluation.json keeps it.
+
+    The random numbers are the same at every radius, and the steps grow with it. Radii beyond the largest that the
+    threat allows are left out.
+
+    Args:
+        model: The network.
+        images: The images.
+        pgd: The attack, from `curve_attack`.
+        config: Seed, chunk size and tail.
+        communicator: The processes that share the work.
+        limit: How many images fit into memory at a time.
+    """
+    radius, max_radius = pgd.threat.radius, pgd.threat.max_radius
+    attacks = {f"{factor:g}": pgd.scaled(factor) for factor in FACTORS if factor * radius <= max_radius}
+    predictions = predict(
+        model,
+        images,
+        attacks,
+        seed=config.seed,
+        chunk_size=config.chunk_size,
+        communicator=communicator,
+        limit=limit,
+    )
+    y = images.y.cpu().numpy()
+    points = []
+    for name, classes in predictions.classes.items():
+        epsilon = 0.0 if name == "clean" else float(name) * radius
+        points.append({"epsilon": epsilon, **_point(classes == y, y, len(images.classes), config)})
+    return {"n": len(y), "attack": describe_attacks({"pgd": pgd})["attack"], "points": points}
+
+
+def _point(correct: Bools, y: Ints, classes: int, config: EvalConfig) -> dict[str, Any]:
+    point: dict[str, Any] = {"accuracy": float(correct.mean())}
+    if config.tail_share == 0.3:
+        point["tail_30"] = tail(per_class(correct, y, classes), config.tail_share, config.tail_rounding)[0]
+    return {**point, "interval": list(wilson(int(correct.sum()), len(y)))}

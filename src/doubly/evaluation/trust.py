@@ -1,10 +1,9 @@
-"""Can the number be trusted? Each check is a line, a number and a verdict (Athalye et al. 2018, Carlini et al. 2019).
+"""Checks of whether the numbers of an evaluation can be trusted (Athalye et al. 2018, Carlini et al. 2019).
 
-A network whose gradients mislead the attack looks robust without being so. No check here proves that a network is
-robust; each catches one way in which networks only look it.
+A network whose gradients mislead the attack looks robust without being so. No check proves that a network is robust;
+each of them finds one way in which networks only look robust. A check has a value and a verdict.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -12,28 +11,26 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, attacked
+from doubly.attacks import PGD, attack_context
 from doubly.attacks.forward import connected
-from doubly.bilevel import NormalizedStep, SignStep
 from doubly.bilevel.rows import flat
 from doubly.evaluation.result import EvalResult
 from doubly.losses import CrossEntropy
 from doubly.seeding import generator
-from doubly.threat import L2Ball, LinfBall, Threat
+from doubly.threat import Threat
 
 Verdict = Literal["fine", "suspicious", "not measured"]
 
-GAP = 0.08  # PGD-20 minus AutoAttack: adversarial training leaves 3 to 5 points (methods.md 7)
-MARGIN_GAP = 0.05  # PGD on cross-entropy minus PGD on the margin
-WEAKER = 0.02  # by which PGD may be stronger than the ensemble, whose draws are others
-SQUARE = 0.002  # the reference's own limit: an attack without gradients should find nothing new
-HARDER = 0.03  # what five times the steps, or five restarts, may take away
-ZERO = 0.01  # of the samples without a gradient
-FLAT, SATURATED = 1e-3, 16.6  # gap of the two largest logits: beyond ln 2^24 a float32 softmax is exactly 1
-UNBOUNDED = 0.05  # accuracy that may be left when every pixel may be anything
+MAX_AUTOATTACK_GAP = 0.08  # PGD-20 minus AutoAttack: after adversarial training it is 3 to 5 points
+MAX_MARGIN_GAP = 0.05  # PGD on cross-entropy minus PGD on the margin
+MAX_NEGATIVE_GAP = 0.02  # by which PGD may be stronger than AutoAttack, which draws other random numbers
+MAX_SQUARE_GAIN = 0.002  # the reference's own limit: an attack without gradients should find nothing new
+MAX_GAIN = 0.03  # of five times the steps or restarts
+MAX_ZERO_GRADIENTS = 0.01  # share of the correct samples
+MIN_LOGIT_GAP, MAX_LOGIT_GAP = 1e-3, 16.6  # beyond ln 2^24 a float32 softmax is exactly 1
+MAX_UNBOUNDED = 0.05  # accuracy that may be left when every pixel may take any value
 
-
-ALL = (
+CHECKS = (
     "PGD minus AutoAttack",
     "PGD minus PGD on the logit margin",
     "Square beats white-box",
@@ -48,164 +45,228 @@ ALL = (
 )
 
 
-class Line(NamedTuple):
+class Check(NamedTuple):
+    """One check: its name, the value it is decided by (None if not measured), the verdict, and a sentence."""
+
     name: str
     value: float | None
     verdict: Verdict
     text: str
 
 
-def attack_checks(model: nn.Module, x: Tensor, y: Tensor, attack: PGD, seed: int = 0) -> list[Line]:
-    """What a few more attacks on some of the images say, and the gradients and logits on them."""
-    with attacked(model, "eval"):
+def summarize_checks(checks: Sequence[Check]) -> dict[str, Any]:
+    """Return all checks as evaluation.json keeps them; one suspicious check makes the whole suspicious."""
+    names = {check.name for check in checks}
+    missing = [Check(name, None, "not measured", "needs pgd") for name in CHECKS if name not in names]
+    measured = [check for check in checks if check.verdict != "not measured"]
+    suspicious = any(check.verdict == "suspicious" for check in measured)
+    enough = 2 * len(measured) > len(CHECKS)
+    return {
+        "verdict": "suspicious" if suspicious else "fine" if enough else "too little was measured",
+        "measured": len(measured),
+        "of": len(CHECKS),
+        "lines": [check._asdict() for check in (*checks, *missing)],
+    }
+
+
+def update_checks(trust: Mapping[str, Any], result: EvalResult, differences: Mapping[str, float]) -> dict[str, Any]:
+    """Return the checks again once AutoAttack has run; those that ran attacks of their own are kept.
+
+    Args:
+        trust: The checks before AutoAttack, from `summarize_checks`; empty if there are none.
+        result: The result with AutoAttack.
+        differences: See `checks_of_result`.
+    """
+    if not trust:
+        return {}
+    new = checks_of_result(result, differences)
+    names = {check.name for check in new}
+    return summarize_checks([*new, *(Check(**line) for line in trust["lines"] if line["name"] not in names)])
+
+
+def checks_of_attacks(model: nn.Module, x: Tensor, y: Tensor, attack: PGD, seed: int = 0) -> list[Check]:
+    """Check gradients and logits on some images, and what stronger attacks find.
+
+    Args:
+        model: The network; it is left as it was found.
+        x: The images.
+        y: Their labels.
+        attack: The PGD attack of the evaluation.
+        seed: Seed of the attacks.
+    """
+    logits, gradient = _logits_and_gradient(model, x, y)
+    correct = logits.argmax(1) == y
+    return [
+        _zero_gradients(gradient, correct),
+        _logit_scale(logits),
+        *_stronger_attacks(model, x, y, correct, attack, seed),
+    ]
+
+
+def _zero_gradients(gradient: Tensor, correct: Tensor) -> Check:
+    share = float((flat(gradient).abs().amax(1) == 0)[correct].float().mean()) if correct.any() else 0.0
+    text = f"{_percent(share)} of the correct images have no gradient (n = {len(correct)})"
+    return _check("zero gradients", share, share > MAX_ZERO_GRADIENTS, text)
+
+
+def _logit_scale(logits: Tensor) -> Check:
+    gap = float((logits.topk(2, 1)[0] @ logits.new_tensor([1.0, -1.0])).median()) if logits.shape[1] > 1 else 0.0
+    text = (
+        f"the two largest logits differ by {gap:.3g} in the median (n = {len(logits)}); fine between {MIN_LOGIT_GAP:g} "
+        f"and {MAX_LOGIT_GAP:g}, where a float32 softmax is neither flat nor exactly 1"
+    )
+    return _check("logit scale", gap, not MIN_LOGIT_GAP < gap < MAX_LOGIT_GAP, text)
+
+
+def _stronger_attacks(
+    model: nn.Module, x: Tensor, y: Tensor, correct: Tensor, attack: PGD, seed: int
+) -> tuple[Check, Check, Check]:
+    robust = _robust(model, x, y, correct, attack, seed)
+
+    def gain(stronger: PGD) -> float:
+        return float(robust.float().mean()) - float(_robust(model, x, y, robust, stronger, seed).float().mean())
+
+    steps = gain(replace(attack, steps=5 * attack.steps))
+    restarts = gain(replace(attack, restarts=5 * attack.restarts))
+    left = float(_robust(model, x, y, correct, unbounded_attack(attack.threat, x), seed).float().mean())
+    n = f"(n = {len(y)})"
+    return (
+        _check(
+            "more steps", steps, steps > MAX_GAIN, f"five times the steps lower the accuracy by {_points(steps)} {n}"
+        ),
+        _check(
+            "more restarts",
+            restarts,
+            restarts > MAX_GAIN,
+            f"five times the restarts lower the accuracy by {_points(restarts)} {n}",
+        ),
+        _check(
+            "unbounded attack",
+            left,
+            left > MAX_UNBOUNDED,
+            f"{_percent(left)} stay correct if every pixel may take any value {n}; suspicious above "
+            f"{_percent(MAX_UNBOUNDED)}",
+        ),
+    )
+
+
+def unbounded_attack(threat: Threat, x: Tensor) -> PGD:
+    """Return a PGD attack that starts at the images and may reach any image."""
+    unbounded = threat.unbounded(x)
+    return PGD(unbounded, 50, unbounded.step_rule(unbounded.radius / 20), "zero")
+
+
+def _logits_and_gradient(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    with attack_context(model, "eval"):
         with torch.no_grad():
             logits = model(x).float()
         point = x.clone().requires_grad_()
         with torch.enable_grad():
-            slope = torch.autograd.grad(CrossEntropy()(connected(model(point), point), y).sum(), point)[0]
-    right = logits.argmax(1) == y
-    zero = float((flat(slope).abs().amax(1) == 0)[right].float().mean()) if right.any() else 0.0
-    gap = float((logits.topk(2, 1)[0] @ logits.new_tensor([1.0, -1.0])).median()) if logits.shape[1] > 1 else 0.0
-    standing = _standing(model, x, y, right, attack, seed)
-    base = float(standing.float().mean())
-    steps = base - float(_standing(model, x, y, standing, replace(attack, steps=5 * attack.steps), seed).float().mean())
-    restarted = _standing(model, x, y, standing, replace(attack, restarts=5 * attack.restarts), seed)
-    restarts = base - float(restarted.float().mean())
-    left = float(_standing(model, x, y, right, unbounded(attack.threat, x), seed).float().mean())
-    n = f"n = {len(y)}"
-    return [
-        _line("zero gradients", zero, zero > ZERO, f"{_percent(zero)} of the right answers have no gradient ({n})"),
-        _line(
-            "logit scale",
-            gap,
-            not FLAT < gap < SATURATED,
-            f"the two largest logits lie {gap:.3g} apart in the median ({n}); "
-            f"trusted between {FLAT:g} and {SATURATED:g}, where the softmax of float32 is neither flat nor exactly 1",
-        ),
-        _line("more steps", steps, steps > HARDER, f"five times the steps take away {_points(steps)} ({n})"),
-        _line(
-            "more restarts", restarts, restarts > HARDER, f"five times the restarts take away {_points(restarts)} ({n})"
-        ),
-        _line(
-            "unbounded attack",
-            left,
-            left > UNBOUNDED,
-            f"{_percent(left)} stay right if every pixel may be anything ({n}); suspicious above {_percent(UNBOUNDED)}",
-        ),
-    ]
+            loss = CrossEntropy()(connected(model(point), point), y).sum()
+            return logits, torch.autograd.grad(loss, point)[0]
 
 
-def unbounded(threat: Threat, x: Tensor) -> PGD:
-    """PGD from the image itself, to any image."""
-    if isinstance(threat, LinfBall):
-        return PGD(LinfBall(1.0), 50, SignStep(0.05), "zero")
-    radius = math.sqrt(x[0].numel())
-    return PGD(L2Ball(radius), 50, NormalizedStep(radius / 20), "zero")
-
-
-def _standing(model: nn.Module, x: Tensor, y: Tensor, among: Tensor, attack: PGD, seed: int) -> Tensor:
-    """Which of the samples `among` an attack leaves right; the others are not attacked."""
-    standing = among.clone()
+def _robust(model: nn.Module, x: Tensor, y: Tensor, among: Tensor, attack: PGD, seed: int) -> Tensor:
+    """Return which of the samples `among` an attack leaves correct; the others are not attacked."""
+    robust = among.clone()
     if among.any():
         delta = attack(model, x[among], y[among], generator(seed, 0, 0, "trust"))
-        with attacked(model, "eval"), torch.no_grad():
-            standing[among] = model(x[among] + delta).argmax(1) == y[among]
-    return standing
+        with attack_context(model, "eval"), torch.no_grad():
+            robust[among] = model(x[among] + delta).argmax(1) == y[among]
+    return robust
 
 
-def from_result(result: EvalResult, invariance: dict[str, float]) -> list[Line]:
-    """What the evaluation itself says: the attacks against each other, and the examples that they made."""
-    batch = max(invariance.values())
+def checks_of_result(result: EvalResult, differences: Mapping[str, float]) -> list[Check]:
+    """Compare the attacks of the evaluation with each other, and check the attacked images.
+
+    Args:
+        result: The result.
+        differences: From `check_network`.
+    """
+    batch = max(differences.values())
     return [
-        _gap(result, "pgd", result.ensemble or "autoattack", GAP, "PGD minus AutoAttack"),
-        _gap(result, "pgd", "margin", MARGIN_GAP, "PGD minus PGD on the logit margin"),
-        _square(result),
-        _line(
+        _autoattack_gap(result),
+        _margin_gap(result),
+        _square_gain(result),
+        _check(
             "batch invariance",
             batch,
             False,
-            f"answers alone, in a batch and again differ by {batch:.1e} of their spread",
+            f"logits of an image alone, in a batch and repeated differ by {batch:.1e} of their spread",
         ),
-        _examples(result),
+        _attacked_images(result),
         _warnings(result),
     ]
 
 
-def _gap(result: EvalResult, weak: str, strong: str, limit: float, what: str) -> Line:
-    if weak not in result.answers or strong not in result.answers:
-        return Line(what, None, "not measured", f"needs {weak} and {strong}")
-    both = (result.answers[weak] >= 0) & (result.answers[strong] >= 0)
+def _autoattack_gap(result: EvalResult) -> Check:
+    name, ensemble = "PGD minus AutoAttack", result.ensemble or "autoattack"
+    gap, text = _gap(result, ensemble)
+    if gap is None:
+        return Check(name, None, "not measured", text)
+    text = (
+        f"{result.label}: {text}; suspicious above {_points(MAX_AUTOATTACK_GAP)} and below -{_points(MAX_NEGATIVE_GAP)}"
+        ", where PGD breaks images that stronger attacks did not"
+    )
+    return _check(name, gap, gap > MAX_AUTOATTACK_GAP or gap < -MAX_NEGATIVE_GAP, text)
+
+
+def _margin_gap(result: EvalResult) -> Check:
+    name = "PGD minus PGD on the logit margin"
+    gap, text = _gap(result, "margin")
+    if gap is None:
+        return Check(name, None, "not measured", text)
+    return _check(name, gap, gap > MAX_MARGIN_GAP, f"{text}; suspicious above {_points(MAX_MARGIN_GAP)}")
+
+
+def _gap(result: EvalResult, attack: str) -> tuple[float | None, str]:
+    """Return accuracy under PGD minus that under another attack on the images that both attacked, and a sentence."""
+    if "pgd" not in result.predictions or attack not in result.predictions:
+        return None, f"needs pgd and {attack}"
+    both = (result.predictions["pgd"] >= 0) & (result.predictions[attack] >= 0)
     if not both.any():
-        return Line(what, None, "not measured", f"{weak} and {strong} share no sample")
-    gap = float(result.correct[weak][both].mean() - result.correct[strong][both].mean())
-    label = "" if strong == "margin" else f"{result.label}: "
-    text = f"{label}{_points(gap)} on the same {int(both.sum())} images; suspicious above {_points(limit)}"
-    stronger = strong != "margin" and gap < -WEAKER
-    text += f" and below -{_points(WEAKER)}, where PGD breaks what an ensemble of stronger attacks did not"
-    return _line(what, gap, gap > limit or stronger, text if strong != "margin" else text.partition(" and below")[0])
+        return None, f"pgd and {attack} share no sample"
+    gap = float(result.correct["pgd"][both].mean() - result.correct[attack][both].mean())
+    return gap, f"{_points(gap)} on the same {int(both.sum())} images"
 
 
-def _square(result: EvalResult) -> Line:
-    name, parts = "Square beats white-box", list(result.after)
+def _square_gain(result: EvalResult) -> Check:
+    name, parts = "Square beats white-box", list(result.robust_after)
     if "square" not in parts[1:] or result.ensemble is None:
-        return Line(name, None, "not measured", "needs AutoAttack whole")
-    run = result.answers[result.ensemble] >= 0
-    before = result.after[parts[parts.index("square") - 1]]
-    gain = float(before[run].mean() - result.after["square"][run].mean())
-    return _line(
+        return Check(name, None, "not measured", "needs all attacks of AutoAttack")
+    run = result.predictions[result.ensemble] >= 0
+    before = result.robust_after[parts[parts.index("square") - 1]]
+    gain = float(before[run].mean() - result.robust_after["square"][run].mean())
+    return _check(
         name,
         gain,
-        gain > SQUARE,
-        f"Square breaks {_points(gain)} that stood against gradients; suspicious above {_points(SQUARE)}",
+        gain > MAX_SQUARE_GAIN,
+        f"Square breaks {_points(gain)} more than the attacks with gradients; suspicious above "
+        f"{_points(MAX_SQUARE_GAIN)}",
     )
 
 
-def _examples(result: EvalResult) -> Line:
+def _attacked_images(result: EvalResult) -> Check:
     name, checked = "examples re-checked", result.examples
     if not checked:
-        return Line(name, None, "not measured", "no attack was run")
+        return Check(name, None, "not measured", "no attack was run")
     bad = checked["outside"] + checked["changed"]
-    largest = "of no known ball" if checked["largest"] is None else f"largest |delta| {checked['largest']:.6f} epsilon"
     text = (
-        f"{checked['n']} attacked images: {largest}, {checked['outside']} outside the ball or [0,1]; "
-        f"{checked['changed']} of {checked['asked']} answered otherwise in another batch"
+        f"{checked['n']} attacked images: largest |delta| {checked['largest']:.6f} epsilon, {checked['outside']} "
+        f"outside the ball or [0,1]; {checked['changed']} of {checked['asked']} predicted otherwise in another batch"
     )
-    return _line(name, float(bad), bad > 0, text)
+    return _check(name, float(bad), bad > 0, text)
 
 
-def _warnings(result: EvalResult) -> Line:
-    name, said = "AutoAttack's own warnings", result.autoattack.get("warnings")
-    if said is None:
-        return Line(name, None, "not measured", "AutoAttack was not run")
-    return _line(name, float(len(said)), bool(said), "; ".join(said) if said else "none")
+def _warnings(result: EvalResult) -> Check:
+    name, warnings = "AutoAttack's own warnings", result.autoattack.get("warnings")
+    if warnings is None:
+        return Check(name, None, "not measured", "AutoAttack was not run")
+    return _check(name, float(len(warnings)), bool(warnings), "; ".join(warnings) if warnings else "none")
 
 
-def completed(before: Mapping[str, Any], result: EvalResult, invariance: dict[str, float]) -> dict[str, Any]:
-    """The panel again, once AutoAttack has run: the lines that took attacks of their own are as they were."""
-    if not before:
-        return {}
-    fresh = from_result(result, invariance)
-    old = [Line(**line) for line in before["lines"] if line["name"] not in {each.name for each in fresh}]
-    return panel([*fresh, *old])
-
-
-def panel(lines: Sequence[Line]) -> dict[str, Any]:
-    """As evaluation.json keeps it: suspicious if one line is."""
-    named = {line.name for line in lines}
-    lines = [*lines, *(Line(name, None, "not measured", "needs pgd") for name in ALL if name not in named)]
-    measured = [line for line in lines if line.verdict != "not measured"]
-    found = any(line.verdict == "suspicious" for line in measured)
-    enough = 2 * len(measured) > len(ALL)
-    return {
-        "verdict": "suspicious" if found else "fine" if enough else "too little was measured",
-        "measured": len(measured),
-        "of": len(ALL),
-        "lines": [line._asdict() for line in lines],
-    }
-
-
-def _line(name: str, value: float, bad: bool, text: str) -> Line:
-    return Line(name, value, "suspicious" if bad else "fine", text)
+def _check(name: str, value: float, suspicious: bool, text: str) -> Check:
+    return Check(name, value, "suspicious" if suspicious else "fine", text)
 
 
 def _percent(share: float) -> str:

@@ -1,1 +1,1 @@
-"""Many runs: pools of processes, SLURM, Ray, hyperparameter search, cost estimates."""
+"""Many runs: jobs in processes of this machine, on SLURM or Ray; hyper-parameter search; estimates of cost."""

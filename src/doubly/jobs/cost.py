@@ -1,8 +1,8 @@
-"""How long a run will take here: its passes of the network, counted, times the seconds of a pass, measured."""
+"""How long a run takes on this machine: its passes of the network, counted, times the seconds of a pass, measured."""
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -10,31 +10,35 @@ from functools import cache, partial
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import PGD, attacked
-from doubly.attacks.autoattack import AutoAttack
-from doubly.config.run import Data, Run
-from doubly.data import DATASETS, Images, load_splits, train_split
+from doubly.attacks import PGD, attack_context
+from doubly.config.device import select_device
+from doubly.config.run import Run
+from doubly.data import DATASETS, Data, Images, load_splits, train_split
 from doubly.data.download.published import PUBLISHED
 from doubly.data.loader import steps_per_epoch
+from doubly.distributed import SINGLE_PROCESS
 from doubly.errors import UsageError
-from doubly.evaluation.attacks import chosen
-from doubly.evaluation.autoattack.eta import Remaining
-from doubly.evaluation.autoattack.runner import STANDING
+from doubly.evaluation.attacks import select_attacks
+from doubly.evaluation.autoattack.eta import passes_per_image
+from doubly.evaluation.autoattack.runner import ROBUST_SHARE
 from doubly.evaluation.config import EvalConfig
-from doubly.evaluation.predict import answers
-from doubly.evaluation.radius_curve import SHARES
+from doubly.evaluation.predict import predict
+from doubly.evaluation.radius_curve import FACTORS
 from doubly.seeding import global_generators
-from doubly.training.passes import Passes, counted, predicted, random_images, tiny_network
+from doubly.training.passes import Passes, counted_passes, predicted_passes, random_images, tiny_network
 from doubly.training.precision import Precision
-from doubly.training.recompute import recomputing
-from doubly.training.setup import chosen_device, faster_channels_last
+from doubly.training.recompute import recomputed_activations
+from doubly.training.setup import is_channels_last_faster
+from doubly.training.state import set_memory_format
 
-PATIENCE = 1.5  # seconds for each of the three things that are timed
+MAX_SECONDS = 1.5  # for timing each of the three kinds of passes
+MAX_REPEATS = 7
+TRUST_STEPS = 11, 50  # further attack steps of the checks of trust at most: as a multiple of PGD's steps, and fixed
 
 
 @dataclass(frozen=True)
-class Size:
-    """Of a run's data."""
+class DataSize:
+    """The size of a run's data: numbers of training and test images, shape of an image, number of classes."""
 
     train: int
     test: int
@@ -43,150 +47,191 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Seconds per image, on this machine with so many threads."""
+class PassTimes:
+    """Seconds per image of each kind of pass, measured on this machine.
+
+    Attributes:
+        forward: A forward pass.
+        attack: A forward pass, and backward to the image.
+        update: A forward pass, and backward to the weights.
+        batch_size: Images of a training step.
+        threads: Threads that were used.
+    """
 
     forward: float
-    attack: float  # forward, and backward to the image
-    update: float  # forward, and backward to the weights
-    batch: int
+    attack: float
+    update: float
+    batch_size: int
     threads: int
 
-    def seconds(self, cost: Passes) -> float:
-        """Of attacks with these passes of one image."""
-        return cost.forward * self.forward + cost.backward * (self.attack - self.forward)
+    def attack_seconds(self, passes: Passes) -> float:
+        """Return the seconds of attacks with these passes, per image."""
+        return passes.forward * self.forward + passes.backward * (self.attack - self.forward)
 
-    def step(self, cost: Passes) -> float:
-        """Of a step with these passes of a batch: one backward goes to the weights, the others to the images."""
-        return self.batch * (self.seconds(cost) + self.update - self.attack)
+    def step_seconds(self, passes: Passes) -> float:
+        """Return the seconds of a training step: one backward pass goes to the weights, the others to the images."""
+        return self.batch_size * (self.attack_seconds(passes) + self.update - self.attack)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    cost: Passes  # of a step
-    train: float  # seconds, for the epochs that are left
-    measure: float
+    """What a run will cost: passes of one step, and seconds of training and evaluation."""
+
+    step_passes: Passes
+    train_seconds: float
+    eval_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training and evaluation."""
+        return self.train_seconds + self.eval_seconds
 
 
-def sizes(runs: Iterable[Run]) -> tuple[dict[Data, Size], list[str]]:
-    """Of the data as they are here; and a sentence for each dataset that cannot be read, which is not among them."""
-    found: dict[Data, Size] = {}
-    problems: dict[str, None] = {}
-    for run in {run.data: run for run in runs}.values():
+def data_sizes(runs: Iterable[Run]) -> tuple[dict[Data, DataSize], list[str]]:
+    """Read the data of runs.
+
+    Returns:
+        The sizes of the data that can be read, and the messages about those that cannot.
+    """
+    sizes: dict[Data, DataSize] = {}
+    errors: dict[str, None] = {}
+    for data in dict.fromkeys(run.data for run in runs):
         try:
-            splits = load_splits(run.data)
-            train = train_split(run.data, splits).train
-            found[run.data] = Size(len(train), len(splits.test), tuple(train.x.shape[1:]), len(train.classes))
-        except UsageError as problem:
-            problems[str(problem)] = None
-    return found, list(problems)
+            splits = load_splits(data)
+            train = train_split(data, splits).train
+            sizes[data] = DataSize(len(train), len(splits.test), tuple(train.x.shape[1:]), len(train.classes))
+        except UsageError as error:
+            errors[str(error)] = None
+    return sizes, list(errors)
 
 
-def published_size(data: Data) -> Size:
-    """Of data that are not here, as they were published; as if its classes had equally many images."""
+def published_size(data: Data) -> DataSize:
+    """Return the size of a published dataset without its files, as if its classes had equally many images.
+
+    Raises:
+        UsageError: If the dataset is not a published one.
+    """
     name = next(name for name, kind in DATASETS.items() if kind is type(data.source))
     if name not in PUBLISHED:
-        raise UsageError(f"how large the data are cannot be known without them, as {name} is no published dataset")
-    about = PUBLISHED[name]
-    n = min(about.train, data.train_images or about.train)
-    kept = data.imbalance.keep(torch.arange(n) % about.classes, about.classes)
-    return Size(len(kept), about.test, about.shape, about.classes)
+        raise UsageError(f"the size of the dataset {name} is unknown without its files: give their folder")
+    published = PUBLISHED[name]
+    count = min(published.train, data.train_images or published.train)
+    remaining = data.imbalance.keep(torch.arange(count) % published.classes, published.classes)
+    return DataSize(len(remaining), published.test, published.shape, published.classes)
 
 
-def estimate(
-    run: Run, size: Size, pace: Pace, epochs: int, how: EvalConfig | None, attacks: tuple[str, ...]
+def estimate_run(
+    run: Run, size: DataSize, times: PassTimes, epochs: int, evaluate: EvalConfig | None, attacks: Sequence[str]
 ) -> Estimate:
-    """`epochs`: how many are left to train."""
+    """Estimate how long a run takes.
+
+    Args:
+        run: The run.
+        size: Size of its data.
+        times: Seconds of its passes.
+        epochs: Epochs that are left to train.
+        evaluate: How it is evaluated afterwards; None if it is not.
+        attacks: Attacks of the evaluation.
+    """
     channels, classes = size.shape[0], size.classes
-    cost = predicted(run.method, channels, classes)  # type: ignore[arg-type]  # methods are frozen, so hashable
-    left = range(run.epochs - epochs, run.epochs)
-    validations = sum((epoch + 1) % run.validation.every == 0 or epoch + 1 == run.epochs for epoch in left)
-    validate = min(run.validation.size, size.test) * pace.seconds(
-        _image_cost(run.validation.attack, ("pgd", "margin"), channels, classes)
-    )
-    train = epochs * steps_per_epoch(size.train, run.batch_size) * pace.step(cost) + validations * validate
-    return Estimate(cost, train, 0.0 if how is None else _measuring(run, size, pace, how, attacks))
+    passes = predicted_passes(run.method, channels, classes)
+    remaining = range(run.epochs - epochs, run.epochs)
+    validations = sum((epoch + 1) % run.validation.every == 0 or epoch + 1 == run.epochs for epoch in remaining)
+    validation_passes = _image_passes(run.validation.attack, ("pgd", "margin"), channels, classes)
+    validation_seconds = min(run.validation.size, size.test) * times.attack_seconds(validation_passes)
+    steps = epochs * steps_per_epoch(size.train, run.batch_size)
+    train_seconds = steps * times.step_seconds(passes) + validations * validation_seconds
+    eval_seconds = 0.0 if evaluate is None else _evaluation_seconds(run, size, times, evaluate, tuple(attacks))
+    return Estimate(passes, train_seconds, eval_seconds)
 
 
-def _measuring(run: Run, size: Size, pace: Pace, how: EvalConfig, attacks: tuple[str, ...]) -> float:
-    n, steps = min(size.test, how.images or size.test), run.validation.attack.steps
-    seconds = n * pace.seconds(_image_cost(run.validation.attack, attacks, size.shape[0], size.classes))
-    if how.curve_images is not None:
-        seconds += min(n, how.curve_images) * len(SHARES) * (steps + 1) * pace.attack
-    if how.trust:  # at most: its further attacks are on what stands
-        seconds += min(n, how.trust_images) * (11 * steps + 50) * pace.attack
-    ensemble = chosen(attacks, run.validation.attack)[1]
+def _evaluation_seconds(
+    run: Run, size: DataSize, times: PassTimes, config: EvalConfig, attacks: tuple[str, ...]
+) -> float:
+    count, pgd = min(size.test, config.images or size.test), run.validation.attack
+    seconds = count * times.attack_seconds(_image_passes(pgd, attacks, size.shape[0], size.classes))
+    if config.curve_images is not None:
+        seconds += min(count, config.curve_images) * len(FACTORS) * (pgd.steps + 1) * times.attack
+    if config.trust:
+        steps = TRUST_STEPS[0] * pgd.steps + TRUST_STEPS[1]
+        seconds += min(count, config.trust_images) * steps * times.attack
+    ensemble = select_attacks(attacks, pgd).ensemble
     if ensemble is not None:
-        seconds += min(n, how.autoattack_images or n) * STANDING * _work(ensemble, size.classes) * pace.forward
+        images = ROBUST_SHARE * min(count, config.autoattack_images or count)
+        seconds += images * sum(passes_per_image(ensemble, size.classes).values()) * times.forward
     return seconds
 
 
-def _work(attack: AutoAttack, classes: int) -> int:
-    """Forward passes of an image that stands to the end."""
-    return sum(Remaining(attack, classes, 1).work.values())
-
-
 @cache
-def _image_cost(pgd: PGD, attacks: tuple[str, ...], channels: int, classes: int) -> Passes:
+def _image_passes(pgd: PGD, attacks: tuple[str, ...], channels: int, classes: int) -> Passes:
+    """Count the passes per image of an evaluation with these attacks, AutoAttack aside."""
     images, model = random_images(4, (channels, 8, 8), classes), tiny_network(channels, classes)
-    with counted(model, len(images)) as found:
-        answers(model, images, chosen(attacks, pgd)[0])
-    return found
+    with counted_passes(model, len(images)) as passes:
+        predict(model, images, select_attacks(attacks, pgd).attacks)
+    return passes
 
 
-def calibrated(run: Run, size: Size, threads: int) -> Pace:
-    """Time the run's network on random images, a few seconds in all; large batches in part."""
-    before, device = torch.get_num_threads(), chosen_device(run.device)
+def measure_passes(run: Run, size: DataSize, threads: int) -> PassTimes:
+    """Time the run's network on random images, which takes a few seconds; a large batch is timed in part.
+
+    Args:
+        run: The run, with its network, batch size, device and precision.
+        size: Size of its data.
+        threads: Threads to use.
+    """
+    threads_before, device = torch.get_num_threads(), select_device(run.device, SINGLE_PROCESS)
     torch.set_num_threads(threads)
     try:
         with global_generators(0):
             channels = size.shape[0]
             model = run.model.build(channels, size.classes, [0.5] * channels, [0.25] * channels).to(device)
         images = random_images(run.batch_size, size.shape, size.classes).to(device)
-        n = _affordable(model, images, run.batch_size)
-        last = run.channels_last == "yes" or (run.channels_last == "auto" and faster_channels_last(model, images, n, 1))
-        layout = torch.channels_last if last else torch.contiguous_format
-        model.to(memory_format=layout)  # type: ignore[call-overload]
-        x = images.pixels(slice(0, n)).contiguous(memory_format=layout)
-        recompute = recomputing(model) if run.recompute_activations else nullcontext()
+        count = _affordable_count(model, images, run.batch_size)
+        channels_last = run.channels_last == "yes" or (
+            run.channels_last == "auto" and is_channels_last_faster(model, images, count, 1)
+        )
+        set_memory_format(model, channels_last)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        x = images.pixels(slice(0, count)).contiguous(memory_format=layout)
+        recompute = recomputed_activations(model) if run.recompute_activations else nullcontext()
         with recompute, Precision(run.precision, device).autocast():
-            forward, attack, update = (_timed(partial(kind, model, x)) / n for kind in (_forward, _attack, _update))
-        return Pace(forward, attack, update, run.batch_size, threads)
+            forward, attack, update = (_timed(partial(kind, model, x)) / count for kind in (_forward, _attack, _update))
+        return PassTimes(forward, attack, update, run.batch_size, threads)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
-def _affordable(model: nn.Module, images: Images, batch: int) -> int:
-    """How many images to time at once: two of a large network may take a second."""
+def _affordable_count(model: nn.Module, images: Images, batch_size: int) -> int:
+    """Return how many images to time at once: two images of a large network may take a second."""
     x = images.pixels(slice(0, 2))
-    return max(2, min(batch, round(2 * 0.2 * PATIENCE / _timed(partial(_update, model, x), 1))))
+    return max(2, min(batch_size, round(2 * 0.2 * MAX_SECONDS / _timed(partial(_update, model, x), 1))))
 
 
-def _timed(work: Callable[[], object], most: int = 7) -> float:
-    """The median of a few, after one to warm up; that one, where even it takes long."""
+def _timed(work: Callable[[], object], max_repeats: int = MAX_REPEATS) -> float:
+    """Return the median of a few repeats after one to warm up; the time of the first if it takes very long."""
     first = _seconds(work)
-    if first > PATIENCE:
+    if first > MAX_SECONDS:
         return first
     seconds = [_seconds(work)]
-    while len(seconds) < most and sum(seconds) < PATIENCE:
+    while len(seconds) < max_repeats and sum(seconds) < MAX_SECONDS:
         seconds.append(_seconds(work))
     return statistics.median(seconds)
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def _forward(model: nn.Module, x: Tensor) -> None:
-    with attacked(model, "eval"), torch.no_grad():
+    with attack_context(model, "eval"), torch.no_grad():
         model(x).sum().item()
 
 
 def _attack(model: nn.Module, x: Tensor) -> None:
     point = x.clone().requires_grad_()
-    with attacked(model, "eval"):
+    with attack_context(model, "eval"):
         torch.autograd.grad(model(point).sum(), point)[0].sum().item()
 
 

@@ -1,7 +1,7 @@
-"""Many runs on a Ray cluster: a task per run, all writing ordinary run directories in a folder that the nodes share.
+"""Many jobs on a Ray cluster: one task each, all writing ordinary run directories in a folder that the nodes share.
 
-Ray begins a task again whose process or node is lost, and the run goes on from its checkpoint. The package is an extra,
-and is imported when it is asked for.
+Ray restarts a task whose process or node is lost, and the job continues from its checkpoint. Ray is an optional
+dependency, imported when it is asked for.
 """
 
 import logging
@@ -18,63 +18,80 @@ import torch
 from rich.console import Console
 
 from doubly.errors import UsageError
-from doubly.evaluation.config import EvalConfig
-from doubly.jobs.pool import LIVES, Job, attempt, cores, died, follow, left_of, stopped, threads_of
-from doubly.jobs.signals import stop_on_signals
+from doubly.jobs.job import MAX_ATTEMPTS, Job, describe_crash, run_job, unfinished_jobs
+from doubly.jobs.pool import core_count, thread_variables
+from doubly.jobs.progress import wait_for_jobs
+from doubly.jobs.signals import interruption, stop_on_signals
 
-THREADS = 2  # of a run, where nobody says how many are to run at a time
-PATIENCE = 60.0  # seconds in which a run that is asked to stop has saved
+DEFAULT_THREADS = 2  # of a job, if the number of jobs at a time is not given
+SAVE_SECONDS = 60.0  # time for jobs that are asked to stop to save
+PASSED_VARIABLES = ("DOUBLY_CACHE",)  # where the datasets are
 
 
 def run_on_ray(
     jobs: Sequence[Job], address: str, console: Console, *, processes: int | None = None, gpu: bool = False
 ) -> dict[Path, str]:
-    """As `run_jobs`, on the cluster at that address: `local` starts one here, `auto` finds the one that runs here.
+    """Train and evaluate on a Ray cluster what is not done yet.
 
-    `processes`: runs at a time, which share the cores; `gpu`: each run has one.
+    Args:
+        jobs: The jobs.
+        address: host:port of the cluster; `local` starts one here, `auto` takes the one that runs here.
+        console: Where progress is printed.
+        processes: How many jobs run at a time; they share the cores. None gives each two.
+        gpu: Whether each job gets a GPU.
+
+    Returns:
+        For each job that failed its directory and the reason.
+
+    Raises:
+        UsageError: If Ray is not installed, there is no such cluster, or it has no node for a job.
+        Interrupted: If a signal asked to stop; the jobs that were running are saved.
     """
-    waiting = left_of([replace(job, output=job.output.absolute()) for job in jobs], console)
-    if not waiting:
+    unfinished = unfinished_jobs([replace(job, output=job.output.absolute()) for job in jobs], console)
+    if not unfinished:
         return {}
     with _connected(address) as ray:
-        threads = _threads(ray, processes, gpu)
+        threads = _threads_per_job(ray, processes, gpu)
         console.print(f"on Ray at {address}: {threads} threads{' and a GPU' * gpu} for each run", highlight=False)
-        task = ray.remote(_work).options(
-            num_cpus=threads, num_gpus=int(gpu), max_retries=LIVES - 1, runtime_env={"env_vars": _environment(threads)}
+        task = ray.remote(_run_in_task).options(
+            num_cpus=threads,
+            num_gpus=int(gpu),
+            max_retries=MAX_ATTEMPTS - 1,
+            runtime_env={"env_vars": _environment(threads)},
         )
-        with stop_on_signals() as request:  # after Ray's own handlers
-            references = [task.remote(threads, *job.plain) for job in waiting]
-            futures = dict(zip((reference.future() for reference in references), waiting, strict=True))
-            follow(futures, console, request)
+        with stop_on_signals() as request:  # after Ray has set its own handlers
+            references = [task.remote(threads, job) for job in unfinished]
+            futures = dict(zip((reference.future() for reference in references), unfinished, strict=True))
+            wait_for_jobs(futures, console, request)
             if request():
                 for reference in references:
                     ray.cancel(reference)
-                ray.wait(references, num_returns=len(references), timeout=PATIENCE)
-                raise stopped(request)
-        return {job.output: problem for future, job in futures.items() if (problem := _problem(future))}
+                ray.wait(references, num_returns=len(references), timeout=SAVE_SECONDS)
+                raise interruption(request)
+        return {job.output: error for future, job in futures.items() if (error := _error(future))}
 
 
-def _work(threads: int, config: Any, output: Path, measure: EvalConfig | None, attacks: tuple[str, ...]) -> str | None:
-    """In the cluster: one job. Ray cancels by what Ctrl-C does, which asks the run to save and end."""
+def _run_in_task(threads: int, job: Job) -> str | None:
+    """Do one job, on a node of the cluster. Ray cancels a task by SIGINT, which asks the job to save and stop."""
     torch.set_num_threads(threads)
     with stop_on_signals() as request:
-        return attempt(config, output, measure, attacks, request)
+        return run_job(job, request)
 
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
     try:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # we tell nobody what is run
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports about the user
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; else Ray warns
         ray: Any = import_module("ray")
-    except ImportError as problem:
-        raise UsageError(f'Ray cannot be used ({problem}): pip install "doubly[ray]"') from None
-    here: dict[str, Any] = {"num_cpus": cores(), "include_dashboard": False} if address == "local" else {}
+    except ImportError as error:
+        raise UsageError(f'Ray cannot be used ({error}): pip install "doubly[ray]"') from None
+    options: dict[str, Any] = {"num_cpus": core_count(), "include_dashboard": False} if address == "local" else {}
     try:
-        _answers(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **here)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as problem:
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        _check_reachable(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(
             f"there is no Ray cluster at '{address}' ({reason:.160}): start one with `ray start --head`, or take "
             "--ray local"
@@ -85,33 +102,34 @@ def _connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _answers(address: str) -> None:
-    """Ray itself would try for many minutes."""
+def _check_reachable(address: str) -> None:
+    """Try to connect: Ray itself would try for many minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
-def _threads(ray: Any, processes: int | None, gpu: bool) -> int:
-    """Of each run: its share of the cores, and no more than the largest node has."""
+def _threads_per_job(ray: Any, processes: int | None, gpu: bool) -> int:
+    """Return each job's share of the cores, which is at most what the largest node has."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if gpu:
         nodes = [node for node in nodes if node.get("GPU", 0) >= 1]
-    sizes = [int(node.get("CPU", 0)) for node in nodes]
-    if max(sizes, default=0) < 1:
-        lacking = "a GPU for each run" if gpu else "a core"
-        raise UsageError(f"no node of this Ray cluster has {lacking}: add such a node, or choose another --scale")
-    share = THREADS if processes is None else max(1, sum(sizes) // processes)
-    return min(share, max(sizes))
+    cores = [int(node.get("CPU", 0)) for node in nodes]
+    if max(cores, default=0) < 1:
+        missing = "a GPU for each run" if gpu else "a core"
+        raise UsageError(f"no node of this Ray cluster has {missing}: add such a node, or choose another --scale")
+    share = DEFAULT_THREADS if processes is None else max(1, sum(cores) // processes)
+    return min(share, max(cores))
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Of a run's process; the folder of the datasets too, if it is named here."""
-    return {**threads_of(threads), **{k: v for k in ("DOUBLY_CACHE",) if (v := os.environ.get(k))}}
+    """Return the environment variables of a task."""
+    passed = {name: value for name in PASSED_VARIABLES if (value := os.environ.get(name))}
+    return {**thread_variables(threads), **passed}
 
 
-def _problem(future: Any) -> str | None:
-    """What the run said, or how Ray lost it."""
+def _error(future: Any) -> str | None:
+    """Return why the job failed or how Ray lost it; None if it is done."""
     if lost := future.exception():
-        return died(LIVES, f"{type(lost).__name__}: {str(lost).strip().splitlines()[0]:.160}")
+        return describe_crash(f"{type(lost).__name__}: {str(lost).strip().splitlines()[0]:.160}")
     return future.result()  # type: ignore[no-any-return]

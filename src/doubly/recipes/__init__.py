@@ -1,4 +1,4 @@
-"""Recipes: named runs, DATASET[.imbalanced][.small].METHOD. A difference in numbers is a recipe, not code."""
+"""Recipes: named runs, DATASET[.imbalanced][.small].METHOD. Runs that differ in settings only are recipes, not code."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +33,11 @@ RECIPES: dict[str, Callable[[], Run]] = {
 
 
 def recipe(name: str) -> Run:
+    """Return the run of a name.
+
+    Raises:
+        UsageError: If there is no such recipe; it suggests a similar name.
+    """
     if name not in RECIPES:
         raise UsageError(f"there is no recipe '{name}'{suggestion(name, RECIPES)}")
     return RECIPES[name]()

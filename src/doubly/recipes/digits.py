@@ -1,10 +1,10 @@
-"""Digits, 1,797 real images of 8x8 that come with scikit-learn. epsilon 0.15, attack step epsilon/4.
+"""Recipes on digits, 1,797 real images of 8x8 pixels that come with scikit-learn; epsilon 0.15, attack step epsilon/4.
 
-Learning rate, weight decay and what a method has of its own are what its search chose: of AT and DONE in digits.json
-(`doubly reproduce digits_done`, docs/digits.md), of all others in digits_comparison.json (`doubly reproduce digits`,
-docs/results.md). r is the paper's. damping
-100 keeps the implicit term a fraction of the gradient: at 10 it is half as long as the whole gradient in DONE-GD
-(docs/numerics.md). One plain gradient step that is to span the ball has size 4.
+Learning rate, weight decay and a method's own settings are those that a search chose: digits.json for AT and DONE
+(`doubly reproduce digits_done`, docs/digits.md), digits_comparison.json for the others (`doubly reproduce digits`,
+docs/results.md). The temperature r is the paper's. A damping of 100 keeps the implicit term a fraction of the gradient:
+at 10 it is half as long as the whole gradient in DONE-GD (docs/numerics.md). A single gradient step across the ball has
+size 4.
 """
 
 import json
@@ -19,7 +19,7 @@ from doubly.data import Balanced, Digits, StepImbalance
 from doubly.methods import DONE
 from doubly.models import SmallCNN
 from doubly.recipes.methods import FAST as FAST_NAMES
-from doubly.recipes.methods import FAST_EPOCHS, methods
+from doubly.recipes.methods import FAST_EPOCHS, LABELS, TABLES, methods
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -27,15 +27,16 @@ THREAT = LinfBall(0.15)
 STEP = 0.15 / 4
 
 
-def _chosen(name: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(files("doubly.recipes").joinpath(name).read_text("utf-8"))
-    return found
+def _read_settings(name: str) -> dict[str, dict[str, Any]]:
+    settings: dict[str, dict[str, Any]] = json.loads(files("doubly.recipes").joinpath(name).read_text("utf-8"))
+    return settings
 
 
-CHOSEN = {**_chosen("digits_comparison.json"), **_chosen("digits.json")}
+CHOSEN = {**_read_settings("digits_comparison.json"), **_read_settings("digits.json")}  # recipe -> changes
 
 
 def attack(steps: int = 10) -> PGD:
+    """Return the PGD attack of the recipes."""
     return PGD(THREAT, steps, SignStep(STEP))
 
 
@@ -46,16 +47,18 @@ ALL = methods(
     DONE(attack(), cap=5.0, damping=100.0, implicit="first_order"),
     gradient_step=1.0,
     spanning_step=4.0,
-    pace=2e-4,  # the published one, for about 1,400 images
+    cfol_eta=2e-4,  # the published value, for about 1,400 images
 )
 METHODS = {name: method for name, method in ALL.items() if name not in FAST_NAMES}
 FAST = {name: ALL[name] for name in FAST_NAMES}
 
 
 def unsearched(method: str, imbalanced: bool) -> Run:
-    """The recipe before any search."""
+    """Return the run of a method with the settings from before any search."""
     return Run(
         name=f"digits.{'imbalanced.' if imbalanced else ''}{method}",
+        label=LABELS.get(method, ""),
+        table=TABLES.get(method, ""),
         data=Data(Digits(), StepImbalance(0.2) if imbalanced else Balanced()),
         model=SmallCNN(16),
         method=ALL[method],
@@ -67,5 +70,7 @@ def unsearched(method: str, imbalanced: bool) -> Run:
 
 
 def digits(method: str, imbalanced: bool) -> Run:
+    """Return the run of a method with the settings that its search chose."""
     run = unsearched(method, imbalanced)
-    return with_changes(run, CHOSEN.get(run.name, {}))
+    chosen: Run = with_changes(run, CHOSEN.get(run.name, {}))
+    return chosen

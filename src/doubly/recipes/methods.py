@@ -1,4 +1,4 @@
-"""Every method for one threat model: what the recipes of a dataset have in common."""
+"""Every method for one threat: what the recipes of a dataset have in common."""
 
 from dataclasses import replace
 
@@ -25,12 +25,25 @@ from doubly.threat import LinfBall
 
 FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")
 FAST_EPOCHS = 25  # the paper's fast setting
+# Labels in tables, where capitals of the name would not give them.
+LABELS = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
+TABLES = dict.fromkeys(FAST, "fast")  # fewer steps and epochs than the other methods: a table of their own
 
 
 def methods(
-    threat: LinfBall, step: float, steps: int, done: DONE, gradient_step: float, spanning_step: float, pace: float
+    threat: LinfBall, step: float, steps: int, done: DONE, gradient_step: float, spanning_step: float, cfol_eta: float
 ) -> dict[str, Method]:
-    """By name. `gradient_step` is DONE-GD's; `spanning_step` one that is to span the ball; `pace` is CFOL's."""
+    """Return all methods by name.
+
+    Args:
+        threat: What the attacker may do.
+        step: Size of a step of the training attack.
+        steps: Number of its steps.
+        done: DONE with the settings that its variants share.
+        gradient_step: Size of a gradient step of DONE-GD.
+        spanning_step: Size of a gradient step that crosses the ball at once, for the fast methods.
+        cfol_eta: Step size of CFOL's class weights.
+    """
 
     def attack(rule: StepRule | None = None) -> PGD:
         return PGD(threat, steps, rule or SignStep(step))
@@ -50,14 +63,14 @@ def methods(
         "wmmr": WMMR(attack()),
         "mail": MAIL(near),
         "mail_trades": MAIL(near, "trades", slope=2.0, bias=0.0, attack_on="kl"),
-        # Not MAIL-AT's numbers: they leave the cross-entropy no weight against the KL, and all answers become alike.
+        # Not MAIL-AT's numbers: they give the cross-entropy no weight against the KL, and all predictions become equal.
         "mail_mart": MAIL(near, "mart", slope=5.0, bias=0.05, normalize="batch"),
         "trades": TRADES(near),
         "mart": MART(near),
         "awp": AWP(AT(attack())),
         "awp_done": AWP(with_done(SignStep(step))),
-        "cfol": CFOL(attack(), eta=pace),
-        "cfol_reweighting": CFOL(attack(), mode="reweighting", eta=pace),
+        "cfol": CFOL(attack(), eta=cfol_eta),
+        "cfol_reweighting": CFOL(attack(), mode="reweighting", eta=cfol_eta),
         "frl": FRL(near),
         "done_pgd": with_done(SignStep(step)),
         "done_gd": with_done(BarrierStep(gradient_step)),

@@ -1,10 +1,10 @@
-"""CIFAR-10, SVHN, STL-10 and GTSRB as in the paper, and a small sibling of each for two CPU cores.
+"""Recipes on CIFAR-10, SVHN, STL-10 and GTSRB as in the paper, and small ones for two CPU cores.
 
-The paper's numbers: ResNet-18, 60 epochs (25 in the fast setting), batch 128, cyclic learning rate with peak 0.2,
-epsilon 8/255, K = 10 steps of 2/255, r = 10, 1, 0.1. Where it is silent, methods.md decides: augmentation A27,
-imbalance A18 and A19, DONE's weights literal but for a bound on their mean over a batch (A4). SVHN alone has a lower
-peak and an epsilon warm-up (A25), since at 0.2 networks collapse to its most frequent digit; the literal value is
-`--optimizer.lr.peak 0.2 --warm-up 0`. The small ones are chosen so that their numbers measure something, not to look
+The paper's settings: ResNet-18, 60 epochs (25 in the fast setting), batch size 128, cyclic learning rate with peak 0.2,
+epsilon 8/255, K = 10 steps of 2/255, r = 10, 1, 0.1. Our choices where the paper does not say: the augmentation of each
+dataset, how classes are made imbalanced, and a bound on the mean of DONE's weights over a batch. SVHN alone has a lower
+peak and a warm-up of epsilon, since at 0.2 networks collapse to its most frequent digit; the paper's value is
+`--optimizer.lr.peak 0.2 --warm-up 0`. The small recipes are chosen so that their numbers say something, not to look
 good: see `Small`.
 """
 
@@ -29,16 +29,29 @@ from doubly.data import (
 from doubly.data.download.published import PUBLISHED
 from doubly.methods import DONE, Method
 from doubly.models import NarrowResNet, ResNet18
-from doubly.recipes.methods import FAST, FAST_EPOCHS, methods
+from doubly.recipes.methods import FAST, FAST_EPOCHS, LABELS, TABLES, methods
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
 
 @dataclass(frozen=True)
 class Small:
-    """At most eight minutes of training on two cores; epsilon and the ratio are such that AT's tail is not at zero."""
+    """Settings of a small recipe: minutes of training on two cores, epsilon and ratio such that AT's tail is above 0.
 
-    images: int  # at most
+    Attributes:
+        images: Most training images.
+        epochs: Epochs; fewer for the fast methods.
+        epsilon: Radius of the threat.
+        ratio: Share of the images that the thinned classes keep in imbalanced recipes.
+        batch: Images per step.
+        peak: Highest learning rate.
+        steps: Steps of the training attack.
+        width: Channels of the network's first stage.
+        warm_up: Share of training over which epsilon grows.
+        source: The dataset, if only a part of it is read.
+    """
+
+    images: int
     epochs: int
     epsilon: float
     ratio: float
@@ -47,12 +60,12 @@ class Small:
     steps: int = 3
     width: int = 16
     warm_up: float = 0.0
-    source: DataSource | None = None  # where less of it can be read than all
+    source: DataSource | None = None
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a dataset has of its own."""
+    """Settings that differ between datasets."""
 
     source: DataSource
     small: Small
@@ -72,7 +85,7 @@ SETTINGS = {
 VARIANTS = {"at_031": (0.031, 0.007)}  # epsilon and step in training of AT in the code of TRADES and GAIRAT
 
 
-@cache  # all of them are made at once, and asked for one by one
+@cache  # all methods are made at once, and asked for one by one
 def _methods(epsilon: float, step: float, steps: int, done: DONE, images: int) -> dict[str, Method]:
     return methods(
         LinfBall(epsilon),
@@ -81,19 +94,22 @@ def _methods(epsilon: float, step: float, steps: int, done: DONE, images: int) -
         done,
         gradient_step=1250 / 255 * epsilon / (8 / 255),
         spanning_step=5000 / 255 * epsilon / (8 / 255),
-        pace=0.25 / images,
+        cfol_eta=0.25 / images,
     )
 
 
 def paper_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
+    """Return the run of a method with the paper's settings."""
     setting = SETTINGS[dataset]
     epsilon, step = VARIANTS.get(method, (8 / 255, 2 / 255))
-    known = _methods(epsilon, step, 10, DONE(mean_weight_limit=10.0), PUBLISHED[dataset].train)
+    methods_by_name = _methods(epsilon, step, 10, DONE(mean_weight_limit=10.0), PUBLISHED[dataset].train)
     return Run(
         name=f"{dataset}.{'imbalanced.' if imbalanced else ''}{method}",
+        label=LABELS.get(method, ""),
+        table=TABLES.get(method, ""),
         data=Data(setting.source, StepImbalance(0.2) if imbalanced else Balanced(), augment=setting.augment),
         model=ResNet18(),
-        method=known["at" if method in VARIANTS else method],
+        method=methods_by_name["at" if method in VARIANTS else method],
         optimizer=SGD(lr=Cyclic(setting.peak)),
         validation=Validation(attack=PGD(LinfBall(8 / 255), 20, SignStep(2 / 255))),
         epochs=FAST_EPOCHS if method in FAST else 60,
@@ -102,11 +118,12 @@ def paper_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
 
 
 def small_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
+    """Return the run of a method for two CPU cores."""
     setting = SETTINGS[dataset]
     small = setting.small
     step = small.epsilon * 2 / small.steps  # two radii in all, so that the attack can cross its ball
     done = DONE(cap=5.0, damping=100.0, implicit="first_order")
-    known = _methods(small.epsilon, step, small.steps, done, small.images)
+    methods_by_name = _methods(small.epsilon, step, small.steps, done, small.images)
     run = paper_recipe(dataset, method, imbalanced)
     return replace(
         run,
@@ -118,7 +135,7 @@ def small_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
             imbalance=StepImbalance(small.ratio) if imbalanced else Balanced(),
         ),
         model=NarrowResNet(small.width, 1),
-        method=known[method],
+        method=methods_by_name[method],
         optimizer=SGD(lr=Cyclic(small.peak)),
         validation=Validation(every=10, attack=PGD(LinfBall(small.epsilon), 20, SignStep(small.epsilon / 4))),
         epochs=round(small.epochs * FAST_EPOCHS / 60) if method in FAST else small.epochs,

@@ -1,4 +1,4 @@
-"""Reads run directories; writes tables, figures and one page. Never imports torch."""
+"""Reports: read run directories; write tables, figures and one page. Never imports torch."""
 
 import re
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from pathlib import Path
 from doubly.report import figures, forms, tables
 from doubly.report.collect import Comparison, collect, compare
 from doubly.report.html import Overview, Section, render
-from doubly.report.pictures import of_overview, of_section
+from doubly.report.pictures import overview_pictures, section_pictures
 from doubly.report.run_result import RunResult
 
 __all__ = ["Comparison", "Report", "RunResult", "collect", "compare", "figures", "forms", "tables", "write_report"]
@@ -17,52 +17,66 @@ __all__ = ["Comparison", "Report", "RunResult", "collect", "compare", "figures",
 
 @dataclass(frozen=True)
 class Report:
-    """What a set of runs says together."""
+    """The tables, figures and page of a set of runs."""
 
     comparisons: list[Comparison]
 
     @staticmethod
     def of(paths: Iterable[Path | str]) -> "Report":
+        """Read run directories, or folders of run directories.
+
+        Raises:
+            UsageError: If there is no run, or one cannot be read.
+        """
         return Report(compare(collect(paths)))
 
     @cached_property
     def layouts(self) -> dict[str, dict[str, Comparison]]:
+        """Settings that stand side by side, as title -> name of the columns -> comparison."""
         return tables.layouts(self.comparisons)
 
     @cached_property
     def tables(self) -> list[tables.Table]:
-        """The paper's layouts first, then each setting with its costs."""
-        beside = [tables.side_by_side(title, sides) for title, sides in self.layouts.items()]
-        return [*beside, *map(tables.table, self.comparisons)]
+        """The tables of settings side by side, then one table with costs for each setting."""
+        combined = [tables.side_by_side(title, sides) for title, sides in self.layouts.items()]
+        return [*combined, *map(tables.table, self.comparisons)]
 
     def write(self, output: Path | str) -> Path:
-        """report.html, table.md, table.csv, table.tex and figures/ in `output`; returns the page."""
+        """Write report.html, table.md, table.csv, table.tex and figures/ into a folder.
+
+        Args:
+            output: The folder. Figures of an earlier report in it are deleted.
+
+        Returns:
+            The path of report.html.
+        """
         output = Path(output)
-        page, drawn = output / "report.html", output / "figures"
-        if page.exists():  # an earlier report's pictures are not of these runs
-            for old in (*drawn.glob("*.png"), *drawn.glob("*.svg")):
+        page, figures_dir = output / "report.html", output / "figures"
+        if page.exists():  # figures of an earlier report are not of these runs
+            for old in (*figures_dir.glob("*.png"), *figures_dir.glob("*.svg")):
                 old.unlink()
         output.mkdir(parents=True, exist_ok=True)
         count = len(self.layouts)
-        beside = [
-            Overview(table, of_overview(sides, drawn / _file_name(title)))
+        overview = [
+            Overview(table, overview_pictures(sides, figures_dir / _file_name(title)))
             for table, (title, sides) in zip(self.tables, self.layouts.items(), strict=False)
         ]
         sections = [
-            Section(comparison, table, of_section(comparison, drawn / name))
+            Section(comparison, table, section_pictures(comparison, figures_dir / name))
             for comparison, table, name in zip(self.comparisons, self.tables[count:], self._names(), strict=True)
         ]
         for path, text in (
             (output / "table.md", "\n".join(map(forms.markdown, self.tables))),
             (output / "table.csv", forms.csv(self.tables)),
             (output / "table.tex", "\n".join(map(forms.latex, self.tables))),
-            (page, render(sections, beside)),
+            (page, render(sections, overview)),
         ):
-            path.write_text(text, encoding="utf-8", errors="replace")  # half a character, from a file name
+            # A file name may hold half a surrogate pair, which UTF-8 cannot encode.
+            path.write_text(text, encoding="utf-8", errors="replace")
         return page
 
     def _names(self) -> list[str]:
-        """A file name per comparison: its setting, numbered where another one has it."""
+        """Return a file name for each comparison: its setting, with a number where another one has it already."""
         names: list[str] = []
         for comparison in self.comparisons:
             name, number = _file_name(comparison.setting), 1
@@ -73,7 +87,18 @@ class Report:
 
 
 def write_report(paths: Iterable[Path | str], output: Path | str) -> Path:
-    """The tables, the figures and the page of these runs in `output`; returns the page."""
+    """Write the report of run directories into a folder.
+
+    Args:
+        paths: Run directories, or folders of run directories.
+        output: The folder to write.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        UsageError: If there is no run, or one cannot be read.
+    """
     return Report.of(paths).write(output)
 
 

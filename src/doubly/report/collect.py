@@ -1,4 +1,4 @@
-"""Run directories become results, and results that may stand in one table become a comparison."""
+"""Read run directories, and group the runs whose numbers may stand in one table."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -9,101 +9,120 @@ import numpy as np
 import numpy.typing as npt
 
 from doubly.errors import UsageError
-from doubly.report.protocol import brief, flatten
+from doubly.report.protocol import describe_setting, flatten
 from doubly.report.run_result import RunResult, read_run
 from doubly.rundir import runs_in
 
-BASELINES = ("Standard", "AT")  # these head a table
-# What makes two numbers under AutoAttack comparable.
-ENSEMBLE = ("label", "n", "norm", "epsilon", "seed", "chunk", "parts", "reference")
+BASELINE = "AT"  # label of the method that others are compared with
+FIRST_ROWS = ("Standard", BASELINE)  # labels at the top of a table
+# Settings of AutoAttack that two numbers must share to be comparable.
+AUTOATTACK_SETTINGS = ("label", "n", "norm", "epsilon", "seed", "chunk", "parts", "reference")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods measured in the same way on the same number of images: one table."""
+    """Methods that were measured in the same way on the same number of images: one table."""
 
     setting: str
     protocol: dict[str, Any]
     n: int
     methods: dict[str, list[RunResult]] = field(default_factory=dict)  # label -> one result per seed
-    apart: tuple[str, ...] = ()  # what keeps other runs of the same setting out of it
+    differences: tuple[str, ...] = ()  # settings that keep other runs of the same task out of this table
 
     @property
     def runs(self) -> list[RunResult]:
+        """The runs of all methods."""
         return [run for runs in self.methods.values() for run in runs]
 
     @property
     def classes(self) -> list[str]:
+        """The names of the classes."""
         return list(self.runs[0].evaluation["per_class"])
 
 
 def collect(paths: Iterable[Path | str]) -> list[RunResult]:
-    """Each path is a run directory, or a folder of run directories; a run named twice counts once."""
-    runs = {found.resolve(): found for path in paths for found in runs_in(Path(path))}
+    """Read runs.
+
+    Args:
+        paths: Run directories, or folders of run directories; a run that is named twice counts once.
+
+    Raises:
+        UsageError: If there is no run, or one cannot be read.
+    """
+    runs = {run.resolve(): run for path in paths for run in runs_in(Path(path))}
     if not runs:
         raise UsageError("a report needs at least one run: give run directories, or a folder that contains them")
     return [read_run(path) for path in runs.values()]
 
 
 def compare(results: Iterable[RunResult]) -> list[Comparison]:
-    """Numbers of other training data, protocol, images, classes or tail go to another table: they are never mixed.
+    """Group runs into comparisons.
 
-    A run without AutoAttack stands with those that have it; two that were attacked by it differently do not.
+    Runs that differ in training data, protocol, images, classes or tail never share a table. A run without AutoAttack
+    may stand beside runs that have it; two runs that were attacked by it in different ways may not.
     """
     groups: dict[str, list[RunResult]] = {}
     for result in results:
-        groups.setdefault(repr((result.setting, sorted(_way(result).items()))), []).append(result)
-    found = [
+        groups.setdefault(repr((result.setting, sorted(_conditions(result).items()))), []).append(result)
+    comparisons = [
         Comparison(runs[0].setting, runs[0].evaluation["protocol"], runs[0].evaluation["n"], _by_method(runs))
         for group in groups.values()
-        for runs in _by_ensemble(group)
+        for runs in _by_autoattack(group)
     ]
-    return [replace(one, apart=_differing([c for c in found if c.setting == one.setting])) for one in found]
+    return [
+        replace(one, differences=_differences([other for other in comparisons if other.setting == one.setting]))
+        for one in comparisons
+    ]
 
 
-def _way(run: RunResult) -> dict[str, Any]:
-    """What was learned from, and how it was measured, AutoAttack apart."""
+def autoattack_settings(run: RunResult) -> dict[str, Any]:
+    """Return how RA-AA was measured; empty for a run without RA-AA."""
+    settings = run.evaluation.get("autoattack", {})
+    return {key: settings.get(key) for key in AUTOATTACK_SETTINGS} if "ra_aa" in run.evaluation else {}
+
+
+def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
+    """Return mean and sample standard deviation; of a single value the deviation is None."""
+    array: npt.NDArray[np.float64] = np.asarray(list(values), dtype=float)
+    return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else None
+
+
+def _conditions(run: RunResult) -> dict[str, Any]:
+    """Return the training data and the protocol of the evaluation, without AutoAttack."""
     data = {key: value for key, value in run.choices.items() if key.startswith("data.")}
     classes = {"images": run.evaluation["n"], "classes": list(run.evaluation["per_class"])}
     return {**data, **flatten(run.evaluation["protocol"]), **classes, **run.tail}
 
 
-def _differing(comparisons: list[Comparison]) -> tuple[str, ...]:
-    """In what the ways of these are not alike."""
-    ways = [
-        {**_way(c.runs[0]), **flatten({"autoattack": next(filter(None, map(ensemble, c.runs)), {})})}
+def _differences(comparisons: list[Comparison]) -> tuple[str, ...]:
+    """Return the names of the settings in which the comparisons differ."""
+    conditions = [
+        {**_conditions(c.runs[0]), **flatten({"autoattack": next(filter(None, map(autoattack_settings, c.runs)), {})})}
         for c in comparisons
     ]
-    keys = dict.fromkeys(key for way in ways for key in way)
-    return tuple(key for key in keys if len({repr(way.get(key)) for way in ways}) > 1)
+    keys = dict.fromkeys(key for settings in conditions for key in settings)
+    return tuple(key for key in keys if len({repr(settings.get(key)) for settings in conditions}) > 1)
 
 
-def ensemble(run: RunResult) -> dict[str, Any]:
-    """How RA-AA was measured; empty where it was not."""
-    about = run.evaluation.get("autoattack", {})
-    return {key: about.get(key) for key in ENSEMBLE} if "ra_aa" in run.evaluation else {}
-
-
-def _by_ensemble(runs: list[RunResult]) -> list[list[RunResult]]:
+def _by_autoattack(runs: list[RunResult]) -> list[list[RunResult]]:
     kinds: dict[str, list[RunResult]] = {}
     for run in runs:
-        kinds.setdefault(repr(ensemble(run)), []).append(run)
+        kinds.setdefault(repr(autoattack_settings(run)), []).append(run)
     return list(kinds.values()) if len(kinds.keys() - {repr({})}) > 1 else [runs]
 
 
-def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation over seeds; one seed has no deviation."""
-    array: npt.NDArray[np.float64] = np.asarray(list(values), dtype=float)
-    return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else None
-
-
 def _by_method(runs: list[RunResult]) -> dict[str, list[RunResult]]:
-    """Seeds of one method share a row; a run of the same recipe with other settings gets a row that says which."""
+    """Group seeds by method; a run of the same method with other settings gets a label that says which."""
     methods: dict[str, list[RunResult]] = {}
-    first: dict[str, RunResult] = {}
-    for run in sorted(runs, key=lambda run: BASELINES.index(run.method) if run.method in BASELINES else len(BASELINES)):
-        usual, own = first.setdefault(run.method, run).choices, run.choices
-        differing = [brief(key, own.get(key)) for key in {**usual, **own} if usual.get(key) != own.get(key)]
-        label = f"{run.method}, {', '.join(differing)}" if differing else run.method
+    first_runs: dict[str, RunResult] = {}
+    places = {label: place for place, label in enumerate(FIRST_ROWS)}
+    for run in sorted(runs, key=lambda run: places.get(run.method, len(places))):
+        usual, choices = first_runs.setdefault(run.method, run).choices, run.choices
+        changes = [
+            describe_setting(key, choices.get(key))
+            for key in {**usual, **choices}
+            if usual.get(key) != choices.get(key)
+        ]
+        label = f"{run.method}, {', '.join(changes)}" if changes else run.method
         methods.setdefault(label, []).append(run)
     return {label: sorted(group, key=lambda run: run.seed) for label, group in methods.items()}

@@ -1,4 +1,4 @@
-"""The page: one self-contained file that opens from a mail attachment. All text from data and configs is escaped."""
+"""The page: one self-contained file that can be sent by mail. All text from data and configs is escaped."""
 
 import re
 import shlex
@@ -10,15 +10,18 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from doubly.metric_names import METRICS
 from doubly.report.collect import Comparison
 from doubly.report.figures import INK
 from doubly.report.pictures import Picture
-from doubly.report.protocol import attack_name, flatten, fraction, show
+from doubly.report.protocol import flatten
 from doubly.report.run_result import RunResult
-from doubly.report.summary import sentence
-from doubly.report.tables import Cell, Column, Table, known
+from doubly.report.summary import summary_sentence
+from doubly.report.tables import COSTS, Cell, Column, Table, mean_cell
+from doubly.text import escape_html, format_radius, format_value
 
-RADII = ("radius", "size", "epsilon")  # shown as people type them
+RADII = ("radius", "size", "epsilon")  # ends of names of settings that are printed as 8/255
+MAX_ENVIRONMENTS = 3  # different values of a setting of the machine that are listed
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Section:
-    """One comparison on the page."""
+    """One comparison on the page; the properties are what the template shows."""
 
     comparison: Comparison
     table: Table
@@ -39,18 +42,22 @@ class Section:
 
     @property
     def summary(self) -> str:
-        return sentence(self.comparison)
+        """The main result in a sentence."""
+        return summary_sentence(self.comparison)
 
     @property
-    def attack(self) -> str:
-        return attack_name(self.comparison.protocol)
+    def explanations(self) -> dict[str, str]:
+        """What each column of the table is."""
+        columns = [column.name for column in self.table.columns]
+        explanations = {metric.label: metric.explanation for metric in METRICS.values()} | COSTS
+        return {name: explanations[name] for name in columns if name in explanations}
 
     @property
     def classes(self) -> Table:
         """Robust accuracy of each class under each method, weakest on average first."""
         methods = self.comparison.methods
         names = self.comparison.classes
-        cells = {label: [_of_class(runs, name) for name in names] for label, runs in methods.items()}
+        cells = {label: [_class_cell(runs, name) for name in names] for label, runs in methods.items()}
         columns = [Column("class", None), Column("n", None), *(Column(label) for label in methods)]
         images = [self.comparison.runs[0].evaluation["per_class"][name]["n"] for name in names]
         rows = [
@@ -62,11 +69,16 @@ class Section:
 
     @property
     def protocol(self) -> dict[str, str]:
-        return {**_shown(self.comparison.protocol), "images": str(self.comparison.n)}
+        """Every setting of the evaluation."""
+        settings = {
+            key: format_radius(value) if isinstance(value, float) and key.endswith(RADII) else format_value(value)
+            for key, value in flatten(self.comparison.protocol).items()
+        }
+        return {**settings, "images": str(self.comparison.n)}
 
     @property
     def trust(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """(run, panel) of every run that was checked, the suspicious ones first."""
+        """Name and checks of every run that was checked, suspicious runs first."""
         panels = [
             (f"{label}, seed {run.seed}", run.evaluation["trust"])
             for label, runs in self.comparison.methods.items()
@@ -77,26 +89,33 @@ class Section:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the runs say of their machines; where they differ, the first few answers."""
-        answers: dict[str, dict[str, None]] = {}
+        """The machines of the runs; where they differ, the first few values of a setting."""
+        settings: dict[str, dict[str, None]] = {}
         for run in self.comparison.runs:
             for key, value in flatten(run.environment).items():
                 if key != "command":
-                    answers.setdefault(key, {})[show(value)] = None
-        return {key: " / ".join([*values][:3]) + " / …" * (len(values) > 3) for key, values in answers.items()}
+                    settings.setdefault(key, {})[format_value(value)] = None
+        return {
+            key: " / ".join([*values][:MAX_ENVIRONMENTS]) + " / …" * (len(values) > MAX_ENVIRONMENTS)
+            for key, values in settings.items()
+        }
 
     @property
     def commands(self) -> list[str]:
-        """How the runs were trained and measured, each command once."""
+        """The commands that trained and evaluated the runs and make this report, each once."""
         runs = self.comparison.runs
         typed = [
-            said for part in ("environment", "evaluation") for r in runs if (said := getattr(r, part).get("command"))
+            command
+            for part in ("environment", "evaluation")
+            for run in runs
+            if (command := getattr(run, part).get("command"))
         ]
         folders = dict.fromkeys(str(run.path) for run in runs)
         return [*dict.fromkeys(map(_shell, typed)), shlex.join(["doubly", "report", *folders, "--output", "report"])]
 
 
 def render(sections: Sequence[Section], overview: Sequence[Overview] = ()) -> str:
+    """Return the page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("doubly.report", "."),
         autoescape=True,
@@ -104,29 +123,25 @@ def render(sections: Sequence[Section], overview: Sequence[Overview] = ()) -> st
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    context: Mapping[str, Any] = {"sections": sections, "overview": overview, "picture": picture}
+    context: Mapping[str, Any] = {"sections": sections, "overview": overview, "picture": inline_picture}
     return environment.get_template("page.html.j2").render(context)
 
 
-def picture(path: Path, description: str) -> markupsafe.Markup:
-    """The SVG, its text in the color of the page's text. matplotlib has escaped what it contains."""
+def inline_picture(path: Path, description: str) -> markupsafe.Markup:
+    """Return an SVG file as a part of the page, its text in the text color of the page.
+
+    matplotlib has escaped the text inside the SVG.
+    """
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")  # without the XML prologue
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    label = markupsafe.escape(description)
+    label = escape_html(description)
     return markupsafe.Markup(svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))
 
 
-def _of_class(runs: Sequence[RunResult], name: str) -> Cell:
+def _class_cell(runs: Sequence[RunResult], name: str) -> Cell:
     values = [run.evaluation["per_class"][name]["ra_pgd"] for run in runs]
-    return known([100 * value for value in values if value is not None], 1)
-
-
-def _shown(protocol: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        key: fraction(value) if isinstance(value, float) and key.endswith(RADII) else show(value)
-        for key, value in flatten(protocol).items()
-    }
+    return mean_cell([100 * value for value in values if value is not None], 1)
 
 
 def _shell(command: str | Sequence[str]) -> str:

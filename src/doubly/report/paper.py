@@ -1,23 +1,25 @@
-"""The tables of the paper: which settings stand side by side in each, and the numbers that it prints.
+"""The tables of the paper: which settings stand side by side in each, and the numbers printed there.
 
-A printed number is shown beside ours only where the setting is the paper's: its network, epochs, batch, attack and
-images. It gives no deviations and does not say over how many runs it averages.
+A printed number is shown beside ours only where the setting is the paper's: network, epochs, batch size, attack and
+images. The paper gives no deviations and does not say over how many runs it averages.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from doubly.metric_names import METRICS
 from doubly.report.protocol import flatten
 from doubly.report.run_result import RunResult
 
-METRICS = ("sa", "ra_pgd", "ra_tail_30", "ra_aa")
-# number: (title, {setting: name of its columns})
+COLUMNS = tuple(key for key, metric in METRICS.items() if metric.is_main)
+# Number of the table -> (title, setting -> name of its columns).
 TABLES: dict[int, tuple[str, dict[str, str]]] = {
     1: ("CIFAR-10", {"cifar10": "balanced", "cifar10.imbalanced": "imbalanced"}),
     2: ("SVHN", {"svhn": "balanced", "svhn.imbalanced": "imbalanced"}),
     3: ("STL-10 and GTSRB", {"stl10": "STL-10", "gtsrb": "GTSRB"}),
     4: ("CIFAR-10, fast setting", {"cifar10.fast": "fast"}),
 }
+# Setting -> label of the method -> the numbers of `COLUMNS` in percent.
 PRINTED: dict[str, dict[str, tuple[float, ...]]] = {
     "cifar10": {
         "AT": (82.1, 49.29, 28.35, 45.22),
@@ -74,6 +76,7 @@ PRINTED: dict[str, dict[str, tuple[float, ...]]] = {
 }
 TEST_IMAGES = {"cifar10": 10_000, "svhn": 26_032, "stl10": 8_000, "gtsrb": 12_630}
 RADIUS = 8 / 255
+# The attack of RA-PGD. The paper does not say how large its steps are, so the step size is not compared.
 ATTACK = {
     "kind": "attack.pgd",
     "threat.kind": "threat.linf",
@@ -82,19 +85,28 @@ ATTACK = {
     "rule.kind": "step.sign",
     "start": "uniform",
     "restarts": 1,
-}  # that RA-PGD is measured with (A23); the size of its step the paper does not say
+}
 
 
 def printed(label: str, runs: list[RunResult]) -> Mapping[str, float]:
-    """The paper's numbers for that row in percent, by metric; empty where the setting is another one."""
+    """Return the paper's numbers for a row of a table.
+
+    Args:
+        label: The label of the method.
+        runs: The runs of the row.
+
+    Returns:
+        Key of the metric -> percent; empty where the runs are not of the paper's setting. RA-AA is there only if
+        AutoAttack was run on all images.
+    """
     numbers = PRINTED.get(runs[0].setting, {}).get(label, ())
-    if not numbers or not all(_as_in_the_paper(run) for run in runs):
+    if not numbers or not all(_is_papers_setting(run) for run in runs):
         return {}
-    whole = all(run.evaluation.get("autoattack", {}).get("n") == run.evaluation["n"] for run in runs)
-    return {key: value for key, value in zip(METRICS, numbers, strict=False) if key != "ra_aa" or whole}
+    on_all = all(run.evaluation.get("autoattack", {}).get("n") == run.evaluation["n"] for run in runs)
+    return {key: value for key, value in zip(COLUMNS, numbers, strict=False) if key != "ra_aa" or on_all}
 
 
-def _as_in_the_paper(run: RunResult) -> bool:
+def _is_papers_setting(run: RunResult) -> bool:
     dataset, _, rest = run.setting.partition(".")
     config = flatten(run.config)
     expected: dict[str, Any] = {
@@ -103,7 +115,7 @@ def _as_in_the_paper(run: RunResult) -> bool:
         "data.holdout": 0.0,
         "model.kind": "model.resnet18",
         "epochs": 25 if rest == "fast" else 60,
-        "batch": 128,
+        "batch_size": 128,
         "method.attack.threat.radius": RADIUS,
         **({} if rest == "fast" else {"method.attack.steps": 10}),
         "validation.attack.steps": 20,
@@ -114,6 +126,6 @@ def _as_in_the_paper(run: RunResult) -> bool:
     return (
         all(config.get(key) == value for key, value in expected.items())
         and run.evaluation["n"] == TEST_IMAGES[dataset]
-        and "note" not in attack  # of images that are not the published ones
+        and "note" not in attack  # there is a note where the images are not the published ones
         and all(attack.get(f"attack.{key}") == value for key, value in ATTACK.items())
     )

@@ -1,4 +1,4 @@
-"""Which pictures a report has, and what is said under each. A picture whose data the runs do not hold is left out."""
+"""Which figures a report has, and the caption of each. A figure whose data the runs do not hold is left out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,124 +6,157 @@ from functools import partial
 from pathlib import Path
 
 from doubly.report import figures
-from doubly.report.collect import Comparison
+from doubly.report.collect import BASELINE, Comparison
 from doubly.report.protocol import describe
 from doubly.report.run_result import RunResult
 from doubly.rundir import RunDir
 
-Draw = Callable[[Path], bool]
+Wanted = tuple[str, str, str, Callable[[Path], bool]]  # name of the file, title, caption, function that draws
 WIDE = ("per_class", "confusion", "weights", "curves")
+MAIN_METHOD = "DONE"  # beginning of the labels that are shown where there is no room for all methods
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, as an SVG file beside the page."""
+    """A figure of the page: title, caption and SVG file."""
 
     title: str
-    about: str
+    caption: str
     path: Path
     wide: bool = False  # takes the whole width of the page
 
 
-def of_section(comparison: Comparison, stem: Path) -> list[Picture]:
-    """Of one setting: the classes, training, trade-offs; and single images of one run."""
-    methods, run = comparison.methods, _looked_into(comparison)
-    whose = f"{_label(comparison, run)}, seed {run.seed}"
-    seeds = "mean over seeds, bars of one sd" if len(comparison.runs) > len(methods) else "one seed"
-    wanted: list[tuple[str, str, str, Draw]] = [
+def section_pictures(comparison: Comparison, stem: Path) -> list[Picture]:
+    """Draw the figures of one setting.
+
+    Args:
+        comparison: The runs.
+        stem: Path of the files without the name of the figure and the ending.
+    """
+    return _draw([*_accuracy_figures(comparison), *_sample_figures(comparison)], stem)
+
+
+def overview_pictures(sides: dict[str, Comparison], stem: Path) -> list[Picture]:
+    """Draw the classes of settings side by side, for the methods that all of them have (figure 1 of the paper)."""
+    shared = [label for label in next(iter(sides.values())).methods if all(label in s.methods for s in sides.values())]
+    settings = {name: {label: side.methods[label] for label in shared} for name, side in sides.items()}
+    caption = f"Accuracy of each class for the methods that all settings have; {_protocol(sides.values())}."
+    draw = partial(figures.per_class_panels, settings)
+    return _draw([("per_class", "Each class under attack", caption, draw)], stem) if shared else []
+
+
+def _accuracy_figures(comparison: Comparison) -> list[Wanted]:
+    """Return the figures of accuracies: by class, by cost and by size of the perturbation."""
+    methods = comparison.methods
+    seeds = (
+        "mean over seeds, error bars of one standard deviation" if len(comparison.runs) > len(methods) else "one seed"
+    )
+    return [
         (
             "per_class",
             "Each class under attack",
-            f"Robust accuracy, {_protocol([comparison])}; {seeds}.",
+            f"Accuracy of each class under {_protocol([comparison])}; {seeds}.",
             partial(figures.per_class, methods),
         ),
-        ("pareto", "Weakest classes against average", "Upper right is better.", partial(figures.pareto, methods)),
-        ("cost", "What robustness costs", "Upper left is better.", partial(figures.cost, methods)),
+        (
+            "pareto",
+            "Weakest classes against average",
+            "RA-Tail-30 against RA-PGD; upper right is better.",
+            partial(figures.pareto, methods),
+        ),
+        (
+            "cost",
+            "Accuracy against cost of training",
+            "Each line joins RA-PGD and RA-Tail-30 of a method; upper left is better.",
+            partial(figures.cost, methods),
+        ),
         (
             "epsilon",
-            "Stronger attackers",
-            "Accuracy as the attacker is allowed more; the size of the attack's steps grows with it.",
+            "Larger perturbations",
+            "Accuracy against ε; the step size of the attack is proportional to ε.",
             partial(figures.epsilon_curve, methods),
         ),
+    ]
+
+
+def _sample_figures(comparison: Comparison) -> list[Wanted]:
+    """Return the figures of predictions, weights and training, and single images of one run."""
+    methods, run = comparison.methods, _example_run(comparison)
+    run_name = f"{_label(comparison, run)}, seed {run.seed}"
+    return [
         (
             "margin",
             "Weight against margin",
-            f"One point per test image, {whose}.",
+            f"One point per test image; {run_name}.",
             partial(figures.weight_against_margin, run),
         ),
         (
             "confusion",
-            "What attacked images are taken for",
-            "Counts, summed over seeds; a row per true class.",
-            partial(figures.confusion, _done_first(methods)),
+            "Confusion matrices under attack",
+            "Counts, summed over seeds. Rows are true classes, columns are predictions.",
+            partial(figures.confusion, {**_main_methods(methods), **methods}),
         ),
         (
             "weights",
-            "Weights that KL-DRO gives to the test images",
-            "Middle half and 5 to 95 % of each class; the line is the paper's threshold of 0.001.",
-            partial(figures.weights, _few(methods)),
+            "Weights of KL-DRO on the test images",
+            "Boxes span 25 to 75 % of the images of a class, whiskers 5 to 95 %; line: the paper's threshold, 0.001.",
+            partial(figures.weights, _main_methods(methods)),
         ),
         (
             "curves",
-            "Training",
-            f"Bands of one sd over seeds. Accuracies are of a validation of the {_probed(comparison)} images.",
+            "Learning curves",
+            "Mean over seeds with a band of one standard deviation. Accuracies are measured on a part of the "
+            f"{_validated_on(comparison)} images.",
             partial(figures.learning_curves, methods),
         ),
-        ("hard", "Hardest images", f"Largest weights, {whose}.", partial(figures.gallery, run, which="hard")),
-        ("easy", "Easiest images", f"Smallest weights, {whose}.", partial(figures.gallery, run, which="easy")),
+        (
+            "hard",
+            "Hardest images",
+            f"The images with the largest weights; {run_name}.",
+            partial(figures.gallery, run, which="hard"),
+        ),
+        (
+            "easy",
+            "Easiest images",
+            f"The images with the smallest weights; {run_name}.",
+            partial(figures.gallery, run, which="easy"),
+        ),
     ]
-    return _drawn(wanted, stem)
 
 
-def of_overview(sides: dict[str, Comparison], stem: Path) -> list[Picture]:
-    """Of settings side by side: the classes of the methods that all of them have (figure 1)."""
-    shared = [label for label in next(iter(sides.values())).methods if all(label in s.methods for s in sides.values())]
-    settings = {name: {label: side.methods[label] for label in shared} for name, side in sides.items()}
-    about = f"Robust accuracy of the methods that were run on each; {_protocol(sides.values())}."
-    draw = partial(figures.per_class_panels, settings)
-    return _drawn([("per_class", "Each class under attack", about, draw)], stem) if shared else []
-
-
-def _drawn(wanted: Sequence[tuple[str, str, str, Draw]], stem: Path) -> list[Picture]:
-    found = []
-    for name, title, about, draw in wanted:
+def _draw(wanted: Sequence[Wanted], stem: Path) -> list[Picture]:
+    pictures = []
+    for name, title, caption, draw in wanted:
         path = stem.with_name(f"{stem.name}-{name}")
         if draw(path):
-            found.append(Picture(title, about, path.with_name(f"{path.name}.svg"), name in WIDE))
-    return found
+            pictures.append(Picture(title, caption, path.with_name(f"{path.name}.svg"), name in WIDE))
+    return pictures
 
 
 def _protocol(comparisons: Iterable[Comparison]) -> str:
-    """ε and n, which no accuracy is without."""
+    """Return attack, ε and n, which every accuracy needs beside it."""
     return " / ".join(dict.fromkeys(f"{describe(c.protocol).split(' (')[0]}, n = {c.n}" for c in comparisons))
 
 
-def _probed(comparison: Comparison) -> str:
-    found = [
+def _validated_on(comparison: Comparison) -> str:
+    parts = [
         row["validation"].get("on", "test") for run in comparison.runs for row in run.metrics if "validation" in row
     ]
-    return " and ".join(dict.fromkeys("hold-out" if on == "holdout" else "test" for on in found))
+    return " and ".join(dict.fromkeys("hold-out" if part == "holdout" else "test" for part in parts))
 
 
-def _done_first(methods: figures.ByMethod) -> figures.ByMethod:
-    """AT and the variants of DONE before the others, since not all may be drawn."""
-    return {**_few(methods), **methods}
+def _main_methods(methods: figures.ByMethod) -> figures.ByMethod:
+    """Return the baseline and the variants of DONE if there are at least two, else all methods."""
+    main = {label: runs for label, runs in methods.items() if label == BASELINE or label.startswith(MAIN_METHOD)}
+    return main if len(main) > 1 else methods
 
 
-def _few(methods: figures.ByMethod) -> figures.ByMethod:
-    """AT and the variants of DONE, where they are; the others else."""
-    found = {label: runs for label, runs in methods.items() if label == "AT" or label.startswith("DONE")}
-    return found if len(found) > 1 else methods
-
-
-def _looked_into(comparison: Comparison) -> RunResult:
-    """The run whose single images are shown: of DONE where there is one, and one that kept its images."""
-    ranked = sorted(comparison.runs, key=lambda run: (not _has_images(run), not run.method.startswith("DONE")))
-    return ranked[0]
-
-
-def _has_images(run: RunResult) -> bool:
-    return RunDir(run.path).gallery.is_file()
+def _example_run(comparison: Comparison) -> RunResult:
+    """Return the run whose single images are shown: if possible one with a gallery, and one of DONE."""
+    return min(
+        comparison.runs,
+        key=lambda run: (not RunDir(run.path).gallery.is_file(), not run.method.startswith(MAIN_METHOD)),
+    )
 
 
 def _label(comparison: Comparison, run: RunResult) -> str:

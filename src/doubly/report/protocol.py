@@ -1,17 +1,20 @@
-"""How an evaluation was made, in words: what a number needs beside it to mean something."""
+"""How an evaluation was made, in words: the settings that a number needs beside it."""
 
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-# What nobody needs to be told, because everybody expects it.
-USUAL = {
+from doubly.text import format_radius, format_value
+
+# Settings that readers expect and that are therefore left out.
+DEFAULTS = {
     "attack.rule.kind": "step.sign",
     "attack.loss.kind": "loss.cross_entropy",
     "attack.attack_mode": "eval",
 }
 BALLS = {"threat.linf": "ℓ∞", "threat.l2": "ℓ2"}
-TOLD = (
+# Settings that are part of the words, or are printed elsewhere.
+IN_WORDS = (
     "attack",
     "steps",
     "attack.kind",
@@ -23,11 +26,11 @@ TOLD = (
     "attack.start",
     "attack.restarts",
     "note",
-)  # in the words, or elsewhere
+)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A tree of settings as dotted name -> value, in its own order."""
+    """Return a tree of settings as dotted name -> value, in the order of the tree."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -38,7 +41,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def attack_name(protocol: Mapping[str, Any]) -> str:
-    """PGD-20 for {"attack": {"kind": "attack.pgd", "steps": 20, …}}, and for {"attack": "PGD", "steps": 20}."""
+    """Return `PGD-20` for {"attack": {"kind": "attack.pgd", "steps": 20}} and for {"attack": "PGD", "steps": 20}."""
     attack = protocol.get("attack", "attack")
     fields = attack if isinstance(attack, Mapping) else {**protocol, "kind": attack}
     kind = str(fields.get("kind", "attack")).rpartition(".")[2].upper()
@@ -46,49 +49,40 @@ def attack_name(protocol: Mapping[str, Any]) -> str:
 
 
 def describe(protocol: Mapping[str, Any]) -> str:
-    """One line: the attack in words, then every setting that the words leave out."""
+    """Return one line: the attack in words, then in brackets every setting that the words leave out."""
     flat = flatten(protocol)
     rest = [
-        brief(key, value)
+        describe_setting(key, value)
         for key, value in flat.items()
-        if key not in TOLD and value is not None and USUAL.get(key) != value
+        if key not in IN_WORDS and value is not None and DEFAULTS.get(key) != value
     ]
     words = ", ".join([attack_name(protocol), *_words(flat)])
     return f"{words} ({', '.join(rest)})" if rest else words
 
 
+def describe_setting(key: str, value: object) -> str:
+    """Return `radius 0.15` for attack.threat.radius = 0.15, and `threat linf` for attack.threat.kind = threat.linf."""
+    *path, name = key.split(".")
+    if name == "kind" and path:
+        return f"{path[-1]} {str(value).rpartition('.')[2]}"
+    return f"{name} {format_value(value)[:8]}" if name.endswith("sha256") else f"{name} {format_value(value)}"
+
+
 def _words(flat: Mapping[str, Any]) -> list[str]:
-    """ℓ∞, ε = 8/255, step ε/4, uniform start, 1 restart."""
+    """Return the parts of `ℓ∞, ε = 8/255, step ε/4, uniform start, 1 restart`."""
     radius, size = flat.get("attack.threat.radius"), flat.get("attack.rule.size")
     words = [BALLS.get(flat["attack.threat.kind"], flat["attack.threat.kind"])] if "attack.threat.kind" in flat else []
-    words += [f"ε = {fraction(radius)}"] if radius else []
+    words += [f"ε = {format_radius(radius)}"] if radius else []
     if size:
         share = Fraction(size / radius).limit_denominator(100) if radius else Fraction(0)
-        told = radius and abs(share * radius - size) < 1e-9 * size
-        words.append(f"step {_of_epsilon(share) if told else fraction(size)}")
+        is_share = radius and abs(share * radius - size) < 1e-9 * size
+        words.append(f"step {_of_epsilon(share) if is_share else format_radius(size)}")
     words += [f"{flat['attack.start']} start"] if flat.get("attack.start") else []
     restarts = flat.get("attack.restarts")
     return words + ([f"{restarts} restart{'s' * (restarts > 1)}"] if restarts else [])
 
 
 def _of_epsilon(share: Fraction) -> str:
+    """Return `ε/4` for a quarter and `2 ε/3` for two thirds."""
     above = "ε" if share.numerator == 1 else f"{share.numerator} ε"
     return above if share.denominator == 1 else f"{above}/{share.denominator}"
-
-
-def fraction(value: float) -> str:
-    """8/255 for what people type as 8/255."""
-    levels = value * 255
-    return f"{levels:.0f}/255" if levels > 0.5 and abs(levels - round(levels)) < 1e-6 else show(value)
-
-
-def brief(key: str, value: object) -> str:
-    """`radius 0.15` for attack.threat.radius = 0.15, and `threat linf` for attack.threat.kind = threat.linf."""
-    *path, name = key.split(".")
-    if name == "kind" and path:
-        return f"{path[-1]} {str(value).rpartition('.')[2]}"
-    return f"{name} {show(value)[:8]}" if name.endswith("sha256") else f"{name} {show(value)}"
-
-
-def show(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

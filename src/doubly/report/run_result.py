@@ -1,4 +1,4 @@
-"""The files of one run, looked at once, so that tables and pictures can rely on their shape."""
+"""The files of one run, read and checked once, so that tables and figures can rely on their contents."""
 
 import math
 import statistics
@@ -8,27 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from doubly.errors import UsageError
+from doubly.metric_names import METRICS
 from doubly.report.protocol import flatten
 from doubly.rundir import RunDir, read_metrics, read_tree
+from doubly.text import method_label
 
-SCHEMAS = (1, 2)  # of evaluation.json; 2 says more
+SCHEMAS = (1, 2)  # of evaluation.json; 2 has more fields
 NUMBER = (int, float)
-# Of evaluation.json: field -> kind; those in OPTIONAL may be missing.
+# Fields of evaluation.json and their types; those in OPTIONAL may be missing.
 NEEDED: dict[str, Any] = {
     **dict.fromkeys(("sa", "ra_pgd", "ra_tail_30", "n"), NUMBER),
     **dict.fromkeys(("worst_class", "per_class", "protocol"), dict),
     "ra_tail_30_classes": list,
 }
 OPTIONAL: dict[str, Any] = {
-    **dict.fromkeys(("ra_aa", "ra_margin", "ra_margin_tail_30", "epoch"), NUMBER),
+    **{key: NUMBER for key, metric in METRICS.items() if metric.is_accuracy and not metric.field},
     **dict.fromkeys(("autoattack", "curve", "trust", "tail", "confusion"), dict),
     "weights": list,
+    "epoch": NUMBER,
 }
-ROW = ("epoch", "loss", "lr", "r", "weight_ess", "seconds", "passes_forward", "passes_backward", "peak_memory")
-LABELS = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
-FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")  # of few steps and epochs: a table of their own
-# Settings in which two seeds of one method may differ: they decide where and how fast it runs, not what is learned.
-PER_RUN = ("name", "seed", "output", "device", "channels_last", "compile", "save_seconds", "data.root")
+PASSES = ("passes_forward", "passes_backward")
+# Numbers in a row of metrics.jsonl.
+ROW = ("epoch", *(key for key, metric in METRICS.items() if not metric.field), *PASSES, "peak_memory")
+DEFAULT_TAIL = {"share": 0.3, "rounding": "round"}
+# Settings in which two seeds of one method may differ: they decide where and how fast a run trains and how it is named.
+PER_RUN = (
+    "name",
+    "label",
+    "table",
+    "seed",
+    "output",
+    "device",
+    "channels_last",
+    "save_seconds",
+    "data.root",
+)
 
 
 @dataclass(frozen=True)
@@ -40,76 +54,80 @@ class RunResult:
     evaluation: dict[str, Any]
     metrics: list[dict[str, Any]]
     environment: dict[str, Any]
-    remarks: tuple[str, ...] = ()  # what a reader of its numbers must know
+    remarks: tuple[str, ...] = ()  # what readers of its numbers must know
 
     @property
     def setting(self) -> str:
-        """What is learned: `digits.imbalanced` of `digits.imbalanced.done_pgd`, `cifar10.fast` of `cifar10.fast_at`."""
-        setting, _, method = str(self.config["name"]).rpartition(".")
-        scale = ".small" * setting.endswith(".small")
-        return (setting.removesuffix(".small") or "runs") + ".fast" * (method in FAST) + scale
+        """The task without the method: `digits.imbalanced` for the run `digits.imbalanced.done_pgd`.
+
+        A run whose config names a table of its own belongs to that part of the setting: `cifar10.fast.small` for
+        `cifar10.small.fast_at` with the table `fast`.
+        """
+        setting = str(self.config["name"]).rpartition(".")[0]
+        table, scale = self.config.get("table", ""), ".small" * setting.endswith(".small")
+        return (setting.removesuffix(".small") or "runs") + (f".{table}" if table else "") + scale
 
     @property
     def method(self) -> str:
-        return method_label(str(self.config["name"]))
+        """The label of the method in tables: the one in the config, else one made from the name."""
+        return str(self.config.get("label") or method_label(str(self.config["name"])))
 
     @property
     def seed(self) -> int:
+        """The training seed."""
         return int(self.config.get("seed", 0))
 
     @property
-    def epochs(self) -> list[float]:
-        """Seconds of each."""
+    def epoch_seconds(self) -> list[float]:
+        """The training time of each epoch that recorded it."""
         return [row["seconds"] for row in self.metrics if row.get("seconds") is not None]
 
     @property
     def seconds(self) -> float:
-        """Of training: epochs times the median epoch, so that a pause does not count; NaN without metrics."""
-        return len(self.metrics) * statistics.median(self.epochs) if self.epochs else math.nan
+        """Training time as epochs times the median epoch, so that a pause does not count; NaN without metrics."""
+        return len(self.metrics) * statistics.median(self.epoch_seconds) if self.epoch_seconds else math.nan
 
     @property
     def passes(self) -> tuple[float, float]:
-        """Forward and backward, per step, mean over the epochs; NaN where they were not counted."""
-        return self._mean("passes_forward"), self._mean("passes_backward")
+        """Forward and backward passes per step, mean over the epochs; NaN where they were not counted."""
+        forward, backward = (self._mean(key) for key in PASSES)
+        return forward, backward
 
     @property
     def predicted_passes(self) -> tuple[float, float]:
-        """As they were foreseen when the run began; NaN in a record of an earlier time."""
-        found = self.environment.get("predicted")
-        values = [found.get(key) if isinstance(found, dict) else None for key in ROW[6:8]]
+        """Forward and backward passes per step predicted at the start of the run; NaN where they were not recorded."""
+        predicted = self.environment.get("predicted")
+        values = [predicted.get(key) if isinstance(predicted, dict) else None for key in PASSES]
         forward, backward = (float(value) if isinstance(value, NUMBER) else math.nan for value in values)
         return forward, backward
 
     @property
     def peak_memory(self) -> float:
-        """In bytes."""
+        """Largest memory use in bytes; NaN where it was not recorded."""
         return max((row["peak_memory"] for row in self.metrics if row.get("peak_memory")), default=math.nan)
-
-    def _mean(self, key: str) -> float:
-        found = [row[key] for row in self.metrics if row.get(key) is not None]
-        return statistics.fmean(found) if found else math.nan
 
     @property
     def choices(self) -> dict[str, Any]:
-        """Every setting of the run that a second seed would share."""
+        """Every setting that all seeds of a method share, as dotted name -> value."""
         return {key: value for key, value in flatten(self.config).items() if key not in PER_RUN}
 
     @property
     def tail(self) -> dict[str, Any]:
         """How the classes of the tail were picked."""
-        return {f"tail.{key}": self.evaluation.get("tail", {}).get(key, usual) for key, usual in USUAL_TAIL.items()}
+        tail = self.evaluation.get("tail", {})
+        return {f"tail.{key}": tail.get(key, default) for key, default in DEFAULT_TAIL.items()}
 
-
-def method_label(name: str) -> str:
-    """`DONE-PGD` of `cifar10.imbalanced.done_pgd`."""
-    method = name.rpartition(".")[2]
-    return LABELS.get(method, method.upper().replace("_", "-"))
-
-
-USUAL_TAIL = {"share": 0.3, "rounding": "round"}
+    def _mean(self, key: str) -> float:
+        values = [row[key] for row in self.metrics if row.get(key) is not None]
+        return statistics.fmean(values) if values else math.nan
 
 
 def read_run(path: Path) -> RunResult:
+    """Read a run directory that has been evaluated.
+
+    Raises:
+        UsageError: If it has not been evaluated, or a file is missing, damaged or of an unknown schema.
+    """
     files = RunDir(path)
     if not files.evaluation.is_file():
         raise UsageError(f"{path} has not been evaluated: run `doubly evaluate {path}` first")
@@ -129,13 +147,13 @@ def read_run(path: Path) -> RunResult:
 
 
 def _fault(evaluation: Mapping[str, Any]) -> str | None:
-    """What keeps evaluation.json from being one."""
+    """Return what is wrong with the contents of an evaluation.json; None if nothing is."""
     if evaluation.get("schema", SCHEMAS[0]) not in SCHEMAS:
         return f"has the unknown schema {evaluation['schema']}"
     if evaluation.get("tail", {}).get("share", 0.3) != 0.3 and "ra_tail_30" not in evaluation:
         return "was made with another --tail-share, and has no RA-Tail-30"
-    if lacking := [key for key in NEEDED if key not in evaluation]:
-        return f"lacks {', '.join(lacking)}"
+    if missing := [key for key in NEEDED if key not in evaluation]:
+        return f"lacks {', '.join(missing)}"
     kinds = {**NEEDED, **{key: kind for key, kind in OPTIONAL.items() if key in evaluation}}
     if wrong := [key for key, kind in kinds.items() if not isinstance(evaluation[key], kind)]:
         return f"is damaged: {wrong[0]} is {evaluation[wrong[0]]!r:.40}"
@@ -153,10 +171,10 @@ def _is_row(row: Mapping[str, Any]) -> bool:
 
 
 def _remarks(files: RunDir, config: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:
-    found = []
+    remarks = []
     epoch, epochs = evaluation.get("epoch"), config.get("epochs")
     if epoch is not None and epochs is not None and epoch != epochs:
-        found.append(f"was measured after epoch {epoch} of {epochs}")
+        remarks.append(f"was measured after epoch {epoch} of {epochs}")
     if files.metrics.is_file() and not files.metrics.read_bytes().endswith(b"\n"):
-        found.append("has an unfinished last line in metrics.jsonl, which is passed over")
-    return found
+        remarks.append("has an unfinished last line in metrics.jsonl, which is ignored")
+    return remarks

@@ -1,11 +1,12 @@
-"""The digits study as Markdown: a table per comparison, the paired differences, and what the searches chose."""
+"""The digits studies as Markdown: a table per comparison, paired differences, and the results of the searches."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from doubly.report.forms import escaped
+from doubly.metric_names import METRICS
 from doubly.report.protocol import describe
+from doubly.text import escape_markdown, format_mean_sd, format_percent
 
 Rows = Sequence[Mapping[str, Any]]
 TITLES = {
@@ -22,26 +23,35 @@ POOLED = (
 
 
 def study_markdown(results: Mapping[str, Any]) -> str:
+    """Return the page of the study of AT and DONE.
+
+    Args:
+        results: The contents of docs/results/digits.json, as `doubly reproduce digits_done` writes them.
+    """
     about = f"*Tail of all images* {POOLED}."
     return _page(results, {name: title.format(**results) for name, title in TITLES.items()}, _table, about)
 
 
 def comparison_markdown(results: Mapping[str, Any]) -> str:
-    """Every method, table by table."""
+    """Return the page of the comparison of all methods.
+
+    Args:
+        results: The contents of docs/results/digits_comparison.json, as `doubly reproduce digits` writes them.
+    """
     tables = dict.fromkeys(row["table"] for row in results["rows"])
     about = f"*Margin*: the same attack on the logit margin. The tail in the differences {POOLED}."
     return _page(results, {table: f"{table.capitalize()} digits" for table in tables}, _methods, about)
 
 
-def _page(results: Mapping[str, Any], titles: Mapping[str, str], shown: Callable[[Rows], str], about: str) -> str:
-    """A section per table, with the differences to its first row, and what the searches chose."""
+def _page(results: Mapping[str, Any], titles: Mapping[str, str], table: Callable[[Rows], str], about: str) -> str:
+    """Return a section for each table with the differences to its first row, and a section for the searches."""
     parts = []
     for name, title in titles.items():
         rows = [row for row in results["rows"] if row["table"] == name]
         differences = [d for d in results["differences"] if d["table"] == name]
-        parts.append(f"### {title}\n\n{shown(rows)}\n\n{_caption(rows, results)} {about}\n")
+        parts.append(f"### {title}\n\n{table(rows)}\n\n{_caption(rows, results)} {about}\n")
         parts += [
-            f"`{row['label']}`, fold {fold}, ended with an alarm: {escaped(sentence)}.\n"
+            f"`{row['label']}`, fold {fold}, ended with an alarm: {escape_markdown(sentence)}.\n"
             for row in rows
             for fold, sentences in enumerate(row.get("alarms", []))
             for sentence in sentences
@@ -54,61 +64,55 @@ def _page(results: Mapping[str, Any], titles: Mapping[str, str], shown: Callable
 
 def _methods(rows: Sequence[Mapping[str, Any]]) -> str:
     metrics = ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30")
-    header = ("method", "SA", "RA-PGD", "RA-Tail-30", "RA-margin", "margin tail", "worst class", "epochs", "seconds")
-    found = []
+    header = ("method", *(METRICS[key].label for key in metrics), "worst class", "epochs", "seconds")
+    lines = []
     for row in rows:
         if row["failed"]:
-            found.append(_failed(row, 11))
+            lines.append(_failed(row, 10))
             continue
         passes = f"{row['passes']['forward']:.1f} + {row['passes']['backward']:.1f}"
         numbers = [_spread(row["per_fold"][metric]) for metric in metrics]
         seconds = f"{statistics.mean(row['seconds']):.0f}"
-        found.append((row["label"], *numbers, _spread(row["worst_per_fold"]), str(row["epochs"]), seconds, passes))
-    return _lines((*header, "passes per step"), found)
+        lines.append((row["label"], *numbers, _spread(row["worst_per_fold"]), str(row["epochs"]), seconds, passes))
+    return _lines((*header, "passes per step"), lines)
 
 
 def _failed(row: Mapping[str, Any], width: int) -> tuple[str, ...]:
-    """A row of that many cells that says why there are no numbers."""
-    return row["label"], f"failed in {len(row['failed'])} folds: {escaped(row['failed'][0])}", *[""] * (width - 2)
+    """Return a row of `width` cells that says why there are no numbers."""
+    reason = escape_markdown(row["failed"][0])
+    return row["label"], f"failed in {len(row['failed'])} folds: {reason}", *[""] * (width - 2)
 
 
 def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
 
 
-def _spread(values: Sequence[float], factor: float = 100) -> str:
-    return f"{factor * statistics.mean(values):.1f} ± {factor * statistics.stdev(values):.1f}"
+def _spread(shares: Sequence[float]) -> str:
+    return format_mean_sd(100 * statistics.mean(shares), 100 * statistics.stdev(shares))
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    header = ("method", "SA", "RA-PGD", "RA-Tail-30", "tail of all images", "worst class", "seconds")
-    found = []
+    metrics = ("sa", "ra_pgd", "ra_tail_30")
+    header = ("method", *(METRICS[key].label for key in metrics), "tail of all images", "worst class", "seconds")
+    lines = []
     for row in rows:
         if row["failed"]:
-            found.append(_failed(row, 7))
+            lines.append(_failed(row, 7))
             continue
-        folds = row["per_fold"]
-        accuracies = [_spread(folds[key]) for key in ("sa", "ra_pgd", "ra_tail_30")]
-        pooled = f"{100 * row['pooled_tail']:.1f}"
-        found.append(
-            (
-                row["label"],
-                *accuracies,
-                pooled,
-                _spread(row["worst_per_fold"]),
-                f"{statistics.mean(row['seconds']):.0f}",
-            )
-        )
-    return _lines(header, found)
+        accuracies = [_spread(row["per_fold"][key]) for key in metrics]
+        seconds = f"{statistics.mean(row['seconds']):.0f}"
+        pooled = format_percent(row["pooled_tail"])
+        lines.append((row["label"], *accuracies, pooled, _spread(row["worst_per_fold"]), seconds))
+    return _lines(header, lines)
 
 
 def _caption(rows: Sequence[Mapping[str, Any]], results: Mapping[str, Any]) -> str:
-    measured = next((row for row in rows if not row["failed"]), None)
-    if measured is None:
+    example = next((row for row in rows if not row["failed"]), None)
+    if example is None:
         return "No run of this table came to its end."
     return (
-        f"Percent, mean ± sd over {results['folds']} stratified folds (seed = fold), n = {measured['n']} in all; "
-        f"{describe(measured['protocol'])}."
+        f"Percent, mean ± sd over {results['folds']} stratified folds (seed = fold), n = {example['n']} in all; "
+        f"{describe(example['protocol'])}."
     )
 
 
@@ -133,8 +137,8 @@ def _searches(searches: Sequence[Mapping[str, Any]]) -> str:
                 f"`{s['recipe']}`",
                 str(len(s["trials"])),
                 changes(s["winner"]),
-                f"{100 * max(t['score'] for t in s['trials']):.1f} (median trial "
-                f"{100 * statistics.median(t['score'] for t in s['trials']):.1f})",
+                f"{format_percent(max(t['score'] for t in s['trials']))} (median trial "
+                f"{format_percent(statistics.median(t['score'] for t in s['trials']))})",
             )
             for s in searches
         ],

@@ -1,6 +1,6 @@
-"""What `make demo` shows: AT and the three DONEs on imbalanced digits, the same seeds, one table, one page.
+"""The demonstration of `make demo`: AT and three variants of DONE on imbalanced digits, one table, one page.
 
-A short budget, at which AT has not converged: there reweighting pays most (docs/digits.md has both ends).
+The budget is short, and AT has not converged then: there reweighting helps most (docs/digits.md has both ends).
 """
 
 from dataclasses import replace
@@ -10,27 +10,42 @@ from rich.console import Console
 
 from doubly.config.serialize import with_changes
 from doubly.errors import UsageError
-from doubly.jobs.pool import Job, run_jobs
+from doubly.jobs.job import Job
+from doubly.jobs.pool import run_jobs
 from doubly.recipes.digits import digits
-from doubly.studies.digits_study import COMPARED, SHORT_DONE, SHORT_PLAIN
-from doubly.studies.plans import reported
+from doubly.studies.digits_study import METHODS, SHORT_AT, SHORT_DONE
+from doubly.studies.plans import show_report
 
 EPOCHS = 20
 
 
-def jobs(output: Path, seeds: int) -> list[Job]:
+def demo_jobs(output: Path, seeds: int) -> list[Job]:
+    """Return a job per method and seed, with directories below `output`."""
     return [
         Job(replace(run, epochs=EPOCHS, seed=seed), output / f"{method}-s{seed}")
-        for method in COMPARED
-        for run in [with_changes(digits(method, True), SHORT_PLAIN if method == "at" else SHORT_DONE)]
+        for method in METHODS
+        for run in [with_changes(digits(method, True), SHORT_AT if method == "at" else SHORT_DONE)]
         for seed in range(seeds)
     ]
 
 
-def demo(output: Path, processes: int, seeds: int, console: Console) -> Path:
-    """Train, evaluate, print the table; returns the page."""
-    runs = jobs(output, seeds)
-    failures = run_jobs(runs, processes, console)
+def run_demo(output: Path, processes: int, seeds: int, console: Console) -> Path:
+    """Train, evaluate, print the table and write the page.
+
+    Args:
+        output: Folder for the runs and the page.
+        processes: How many runs are trained at a time.
+        seeds: Runs per method.
+        console: Where progress and the table are printed.
+
+    Returns:
+        The page.
+
+    Raises:
+        UsageError: If a run failed.
+    """
+    jobs = demo_jobs(output, seeds)
+    failures = run_jobs(jobs, processes, console)
     if failures:
-        raise UsageError("; ".join(f"{path}: {problem}" for path, problem in failures.items()))
-    return reported([job.output for job in runs], output, console)
+        raise UsageError("; ".join(f"{path}: {error}" for path, error in failures.items()))
+    return show_report([job.output for job in jobs], output, console)

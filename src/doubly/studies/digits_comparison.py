@@ -1,6 +1,6 @@
 """Every method on digits under one protocol: the same small search, the same five folds, one table.
 
-`doubly reproduce digits` runs it whole, and can be stopped and resumed; it ends in results.json and a page of tables.
+`doubly reproduce digits` runs it and can be stopped and resumed; it ends in results.json and a page of tables.
 """
 
 from collections.abc import Mapping
@@ -11,19 +11,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from doubly.config import Run
-from doubly.data import load_splits
+from doubly.config.serialize import with_changes
 from doubly.jobs.pool import run_jobs
-from doubly.jobs.search import Search, Space, search_all, with_changes
+from doubly.jobs.search import Search, Space, run_searches
 from doubly.recipes.digits import FAST, METHODS, unsearched
 from doubly.rundir import write_json
-from doubly.studies.digits_study import FOLDS, Arm, differences, row
-from doubly.training.passes import passes
-from doubly.training.setup import build_model
+from doubly.studies.folds import FOLDS, StudyRow, compare_rows, summarize_row
+from doubly.studies.passes import counted_step_passes
 
 TRIALS, SEARCH_EPOCHS = 6, 20
-COMMON: Space = {"optimizer.lr.peak": [0.05, 0.1, 0.2], "optimizer.weight_decay": [5e-4, 2e-3]}
-OWN: dict[str, Space] = {  # what a method has of its own, beside learning rate and weight decay
+COMMON_SPACE: Space = {"optimizer.lr.peak": [0.05, 0.1, 0.2], "optimizer.weight_decay": [5e-4, 2e-3]}
+METHOD_SPACES: dict[str, Space] = {  # settings of a method beside learning rate and weight decay
     "gairat": {"method.shift.value": [-1.0, 0.0, 1.0]},
     "wmmr": {"method.alpha": [0.5, 1.0, 2.0]},
     "mail": {"method.bias": [-0.5, 0.0], "method.slope": [2.0, 10.0]},
@@ -46,54 +44,70 @@ OWN: dict[str, Space] = {  # what a method has of its own, beside learning rate 
 }
 
 
-def table_of(method: str, imbalanced: bool) -> str:
+def table_name(method: str, imbalanced: bool) -> str:
+    """Return the table that a method belongs to: the fast ones have tables of their own."""
     return ("fast, " if method in FAST else "") + ("imbalanced" if imbalanced else "balanced")
 
 
-def searches(output: Path) -> dict[str, Search]:
-    found = {}
+def plan_searches(output: Path) -> dict[str, Search]:
+    """Return the search of each recipe by its name, with as many trials for each."""
+    searches = {}
     for imbalanced in (True, False):
         for method in (*METHODS, *FAST):
             run = unsearched(method, imbalanced)
             short = replace(run, epochs=min(run.epochs, SEARCH_EPOCHS))
-            space = {**COMMON, **OWN.get(method, {})}
-            found[run.name] = Search(short, space, output / "search" / run.name, TRIALS, splits=1)
-    return found
+            space = {**COMMON_SPACE, **METHOD_SPACES.get(method, {})}
+            searches[run.name] = Search(short, space, output / "search" / run.name, TRIALS, splits=1)
+    return searches
 
 
-def arms(winners: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
-    """A row for every method, balanced and imbalanced; the fast ones in tables of their own."""
-    found = []
+def plan_rows(winners: Mapping[str, Mapping[str, Any]]) -> list[StudyRow]:
+    """Return a row for every method, balanced and imbalanced; the fast ones come last.
+
+    Args:
+        winners: For each recipe the settings that its search chose.
+    """
+    rows = []
     for imbalanced in (True, False):
         for method in (*METHODS, *FAST):
             run = unsearched(method, imbalanced)
-            found.append(Arm(table_of(method, imbalanced), method, with_changes(run, winners[run.name])))
-    return sorted(found, key=lambda arm: arm.table.startswith("fast"))
+            rows.append(StudyRow(table_name(method, imbalanced), method, with_changes(run, winners[run.name])))
+    return sorted(rows, key=lambda row: row.table.startswith("fast"))
 
 
-def cost(run: Run) -> dict[str, float]:
-    """Passes of the network that one step takes, counted on one batch."""
-    splits = load_splits(run.data)
-    return asdict(passes(run.method, build_model(run, splits.train), splits.train, run.batch_size))
+def run_comparison(output: Path, processes: int, console: Console) -> dict[str, Any]:
+    """Search, train, test and compare; what is done already is not done again.
 
+    Args:
+        output: Folder of the study.
+        processes: How many runs are trained at a time.
+        console: Where progress is printed.
 
-def comparison(output: Path, processes: int, console: Console) -> dict[str, Any]:
-    """Search, train, test, compare; returns and writes results.json, and winners.json for the recipes."""
+    Returns:
+        The results, which are also written to results.json; winners.json has the chosen settings for the recipes.
+    """
     console.print(f"1. search: {TRIALS} trials of {SEARCH_EPOCHS} epochs for every method", highlight=False)
-    wanted = searches(output)
-    found = dict(zip(wanted, search_all(list(wanted.values()), processes, console), strict=True))
-    winners = {name: result["winner"] for name, result in found.items()}
+    searches = plan_searches(output)
+    results = dict(zip(searches, run_searches(list(searches.values()), processes, console), strict=True))
+    winners = {name: result["winner"] for name, result in results.items()}
     write_json(output / "winners.json", winners)
     console.print("2. the winners, retrained on all training images of each fold", highlight=False)
-    rows = arms(winners)
-    failures = run_jobs([job for arm in rows for job in arm.jobs(output)], processes, console)
+    rows = plan_rows(winners)
+    failures = run_jobs([job for row in rows for job in row.jobs(output)], processes, console)
     with torch.random.fork_rng():
-        results = {
+        comparison = {
             "folds": FOLDS,
             "search_epochs": SEARCH_EPOCHS,
-            "searches": list(found.values()),
-            "rows": [{**row(arm, output, failures), "passes": cost(arm.run), "epochs": arm.run.epochs} for arm in rows],
-            "differences": differences(rows, output, failures),
+            "searches": list(results.values()),
+            "rows": [
+                {
+                    **summarize_row(row, output, failures),
+                    "passes": asdict(counted_step_passes(row.run)),
+                    "epochs": row.run.epochs,
+                }
+                for row in rows
+            ],
+            "differences": compare_rows(rows, output, failures),
         }
-    write_json(output / "results.json", results)
-    return results
+    write_json(output / "results.json", comparison)
+    return comparison

@@ -1,6 +1,6 @@
-"""Which runs a table or figure of the paper takes, as jobs of ordinary run directories, and the report of them.
+"""Which runs each table and figure of the paper takes, as jobs of ordinary run directories, and the report of them.
 
-Plans share their runs: one folder per scale, so that figure 1 finds the runs of table 1 done.
+Plans share their runs: there is one folder per scale, so figure 1 uses the runs of table 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from rich.console import Console
 from doubly.config.serialize import suggestion, with_changes
 from doubly.errors import UsageError
 from doubly.evaluation.config import EvalConfig
-from doubly.jobs.pool import Job
+from doubly.jobs.job import Job
 from doubly.recipes import recipe
 from doubly.report import Report
 from doubly.report.forms import show
@@ -24,12 +24,21 @@ _GALLERY: Mapping[str, tuple[str, ...]] = {"stl10": ("done_pgd",), "cifar10": ("
 
 @dataclass(frozen=True)
 class Plan:
-    about: str
-    settings: Mapping[str, tuple[str, ...]]  # DATASET[.imbalanced] -> methods
-    autoattack: bool = False  # whether its numbers include RA-AA
+    """The runs of a table or figure.
+
+    Attributes:
+        title: What it shows.
+        settings: Methods by setting; a setting is the first part of recipe names, DATASET or DATASET.imbalanced.
+        autoattack: Whether the runs are evaluated with AutoAttack too.
+    """
+
+    title: str
+    settings: Mapping[str, tuple[str, ...]]
+    autoattack: bool = False
 
     @property
     def methods(self) -> list[str]:
+        """Names of all methods."""
         return list(dict.fromkeys(method for methods in self.settings.values() for method in methods))
 
 
@@ -57,22 +66,29 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the runs are, and how they are measured."""
+    """How large the runs of a plan are, and how they are evaluated.
 
-    part: str  # of the recipes' names
-    measure: EvalConfig
-    changes: Mapping[str, int] = field(default_factory=dict)  # of the recipes
-    gpu: bool = False  # whether it needs one
+    Attributes:
+        infix: What recipe names have between the setting and the method.
+        evaluate: How the runs are evaluated.
+        changes: Changes of the recipes by dotted path.
+        needs_gpu: Whether a run needs a GPU.
+    """
+
+    infix: str
+    evaluate: EvalConfig
+    changes: Mapping[str, int] = field(default_factory=dict)
+    needs_gpu: bool = False
 
 
 SCALES = {
-    "paper": Scale("", EvalConfig(curve_images=1000), gpu=True),
-    # These are too short for the validation's usual rhythm to draw a learning curve.
+    "paper": Scale("", EvalConfig(curve_images=1000), needs_gpu=True),
+    # These runs are short: validated as rarely as usual, their learning curves would have too few points.
     "small": Scale("small.", EvalConfig(images=2000, autoattack_images=200, curve_images=200), {"validation.every": 2}),
 }
 
 
-def jobs(
+def plan_jobs(
     plan: Plan,
     scale: Scale,
     seeds: int,
@@ -82,7 +98,20 @@ def jobs(
     methods: Sequence[str] = (),
     autoattack: bool = True,
 ) -> list[Job]:
-    """Seed by seed, so that a study that is cut short has whole tables. `methods`: only these."""
+    """Return the jobs of a plan, seed by seed, so that a study that is stopped early has whole tables.
+
+    Args:
+        plan: Which runs.
+        scale: How large they are.
+        seeds: Runs per method.
+        output: Folder for the run directories.
+        root: Folder with the datasets' files.
+        methods: Only these methods; all of the plan if empty.
+        autoattack: Whether AutoAttack is run if the plan has it.
+
+    Raises:
+        UsageError: If the plan does not have a method, or there is no seed.
+    """
     unknown = [method for method in methods if method not in plan.methods]
     if unknown:
         raise UsageError(f"the plan has no method '{unknown[0]}'{suggestion(unknown[0], plan.methods)}")
@@ -92,26 +121,34 @@ def jobs(
     runs = [
         replace(run, seed=seed, data=replace(run.data, root=root))
         for seed in range(seeds)
-        for setting, named in plan.settings.items()
-        for method in named
+        for setting, names in plan.settings.items()
+        for method in names
         if not methods or method in methods
-        for run in [with_changes(recipe(f"{setting}.{scale.part}{method}"), scale.changes)]
+        for run in [with_changes(recipe(f"{setting}.{scale.infix}{method}"), scale.changes)]
     ]
-    return [Job(run, output / f"{run.name}-s{run.seed}", scale.measure, attacks) for run in runs]
+    return [Job(run, output / f"{run.name}-s{run.seed}", scale.evaluate, attacks) for run in runs]
 
 
-def check(found: Sequence[Job]) -> None:
-    """Before any work: no directory holds another run."""
-    for job in found:
-        if changed := job.conflict:
+def check_directories(jobs: Sequence[Job]) -> None:
+    """Check before any work that no directory holds another run.
+
+    Raises:
+        UsageError: If one does.
+    """
+    for job in jobs:
+        if difference := job.conflict:
             raise UsageError(
-                f"{job.output} holds a run of another configuration ({changed}): move it away, or choose another "
+                f"{job.output} holds a run of another configuration ({difference}): move it away, or choose another "
                 "--output"
             )
 
 
-def reported(runs: Sequence[Path], output: Path, console: Console) -> Path:
-    """The tables in the terminal, and the report; returns the page."""
-    made = Report.of(runs)
-    show(made.tables, console)
-    return made.write(output)
+def show_report(runs: Sequence[Path], output: Path, console: Console) -> Path:
+    """Print the tables of some runs, and write their report into a folder.
+
+    Returns:
+        The page.
+    """
+    report = Report.of(runs)
+    show(report.tables, console)
+    return report.write(output)

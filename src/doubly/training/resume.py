@@ -11,7 +11,7 @@ from doubly.config.serialize import to_json
 from doubly.distributed import Communicator, on_rank_zero
 from doubly.distributed.launch import job_id, was_restarted
 from doubly.errors import UsageError
-from doubly.rundir import RunDir, lock, truncate_metrics, write_json
+from doubly.rundir import RunDir, lock_directory, truncate_metrics, write_json
 from doubly.training.passes import describe_prediction
 from doubly.training.snapshot import restore_checkpoint
 from doubly.training.state import TrainState
@@ -39,7 +39,7 @@ def lock_run_dir(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, commu
 
 
 def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: bool) -> None:
-    stack.enter_context(lock(rundir.path))
+    stack.enter_context(lock_directory(rundir.path))
     job_file = rundir.path / ".job"  # names torchrun's job, so that its restarts resume without --resume
     resume = resume or (restarted and job_file.is_file() and job_file.read_text() == job_id())
     if rundir.config.exists():

@@ -8,8 +8,9 @@ import numpy as np
 from doubly.callbacks import Callback
 from doubly.config.run import Validation
 from doubly.evaluation.attacks import select_attacks
+from doubly.evaluation.metrics import nan_to_none
 from doubly.evaluation.predict import predict
-from doubly.evaluation.result import EvalResult, number
+from doubly.evaluation.result import EvalResult
 from doubly.training.state import TrainState
 
 OVERFITTING_DROP = 0.2  # of accuracy under PGD below its highest, while the training attack is still withstood
@@ -54,7 +55,7 @@ def validate(state: TrainState) -> dict[str, Any]:
         "worst_class": {"name": worst_name, "ra_pgd": worst_value},
         "ra_margin": result.accuracy("margin"),
         "commonest": _commonest_class(result),
-        "per_class": {name: number(value) for name, value in per_class},
+        "per_class": {name: nan_to_none(value) for name, value in per_class},
     }
 
 

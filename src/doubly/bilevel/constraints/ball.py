@@ -33,7 +33,7 @@ class Ball:
             raise ValueError(f"radius={self.radius} is not allowed: radius > 0")
 
     def project(self, delta: Tensor) -> Tensor:
-        """Return the suggestion point of the set, (B, ...).
+        """Return the nearest point of the set, (B, ...).
 
         Where only the ball or only the box binds, that is the projection onto that set; where both do, it is
         clip(delta / factor) with the factor that gives the right norm, found by bisection.
@@ -46,15 +46,15 @@ class Ball:
         clipped = self.box.project(delta)
         box_only = norms(clipped) <= self.radius
         both = ~box_only & flat(self.box.project(shrunk) != shrunk).any(1)
-        suggestion = torch.where(per_row(box_only, delta), clipped, shrunk)
+        nearest = torch.where(per_row(box_only, delta), clipped, shrunk)
         if delta.device.type == "cpu" and not both.any():  # on another device the test would wait for the result
-            return suggestion
+            return nearest
         low, high = torch.ones_like(excess), excess  # clip(delta / low) is too long, clip(delta / high) is not
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             too_long = norms(self.box.project(delta / per_row(middle, delta))) > self.radius
             low, high = torch.where(too_long, middle, low), torch.where(too_long, high, middle)
-        return torch.where(per_row(both, delta), self.box.project(delta / per_row(high, delta)), suggestion)
+        return torch.where(per_row(both, delta), self.box.project(delta / per_row(high, delta)), nearest)
 
     def at(self, fraction: Tensor) -> Tensor:
         """Return a point of the set from uniform draws in [0, 1], (B, ...).

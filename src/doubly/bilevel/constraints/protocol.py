@@ -18,7 +18,7 @@ class Constraint(Protocol):
             delta: Any points, (B, ...).
 
         Returns:
-            The suggestion points of the sets, (B, ...).
+            The nearest points of the sets, (B, ...).
         """
         ...
 

@@ -29,7 +29,7 @@ class Simplex:
             raise ValueError(f"total={self.total} is not allowed: total > 0")
 
     def project(self, delta: Tensor) -> Tensor:
-        """Return the suggestion point of the simplex, (B, ...): max(delta - shift, 0), with the shift found by sorting."""
+        """Return the nearest point of the simplex, (B, ...): max(delta - shift, 0), with the shift found by sorting."""
         # Shifting a row does not change its projection, and keeps the total from drowning in large numbers.
         rows = flat(delta) - flat(delta).amax(1, keepdim=True)
         ordered = rows.sort(dim=1, descending=True).values

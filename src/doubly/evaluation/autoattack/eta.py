@@ -1,59 +1,108 @@
 """How long AutoAttack will still take. Work is counted in forward passes of one image; a gradient counts as three."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from doubly.attacks.autoattack import AutoAttack, Part
+from doubly.callbacks import Callback
+
+GRADIENT_COST = 3  # of a forward pass with a backward pass to the image
 
 
-class Remaining:
-    """Fed by the passes of the network and the ends of attacks; asked for the seconds left."""
+def passes_per_image(attack: AutoAttack, classes: int) -> dict[Part, int]:
+    """Return the forward passes that each attack of AutoAttack needs for an image that it cannot break."""
+    targets = min(attack.targets, classes - 1)
+    passes: dict[Part, int] = {
+        "apgd-ce": GRADIENT_COST * attack.iterations,
+        "apgd-t": GRADIENT_COST * attack.iterations * targets,
+        "fab-t": 4 * attack.iterations * targets,
+        "square": attack.queries,
+    }
+    return {part: passes[part] for part in attack.parts}
+
+
+class RemainingTime:
+    """Estimates the remaining seconds from the passes done and the attacks to come."""
 
     def __init__(
         self, attack: AutoAttack, classes: int, images: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        targets = min(attack.targets, classes - 1)
-        each = {
-            "apgd-ce": 3 * attack.iterations,
-            "apgd-t": 3 * attack.iterations * targets,
-            "fab-t": 4 * attack.iterations * targets,
-            "square": attack.queries,
-        }
-        self.work = {part: each[part] for part in attack.parts}
+        """Start with nothing done.
+
+        Args:
+            attack: AutoAttack.
+            classes: Number of classes.
+            images: Number of images in the chunks of this process.
+            clock: Returns seconds.
+        """
+        self.passes = passes_per_image(attack, classes)
         self.images, self.clock = images, clock
-        self.begun: float | None = None  # when the first chunk began
-        self.passed = 0  # by this process, in all
-        self.inside = 0  # since the attack that is running began
-        self.seen = 0  # images of the chunks that are over or running
-        self.left: list[Part] = []  # attacks still to come in this chunk, the running one first
-        self.standing = 0.0
-        self.survivors = 0.0
+        self.started: float | None = None  # when the first chunk started
+        self.done = 0  # passes of this process
+        self.done_in_attack = 0  # passes since the running attack started
+        self.images_seen = 0  # of the finished and the running chunks
+        self.parts_left: list[Part] = []  # attacks of the running chunk that are not finished
+        self.robust = 0  # images of the running chunk
+        self.robust_at_end = 0  # images of the finished chunks
 
-    def enter(self, images: int, standing: int, parts: list[Part]) -> None:
-        """A chunk begins: so many images, of which so many stand, and these attacks are to come."""
-        self.begun = self.clock() if self.begun is None else self.begun
-        self.seen += images
-        self.standing, self.left, self.inside = standing, list(parts), 0
-        if not parts:  # done by an earlier process
-            self.survivors += standing
+    def start_chunk(self, images: int, robust: int, parts: Sequence[Part]) -> None:
+        """Note that a chunk starts.
 
-    def add(self, rows: int, graph: bool) -> None:
-        self.passed += rows * (3 if graph else 1)
-        self.inside += rows * (3 if graph else 1)
+        Args:
+            images: Its number of images.
+            robust: How many of these no attack has broken yet.
+            parts: The attacks that are still to run on it.
+        """
+        self.started = self.clock() if self.started is None else self.started
+        self.images_seen += images
+        self.robust, self.parts_left, self.done_in_attack = robust, list(parts), 0
+        if not parts:  # finished by an earlier process
+            self.robust_at_end += robust
 
-    def ended(self, standing: int) -> None:
-        """The running attack is over."""
-        self.left, self.inside, self.standing = self.left[1:], 0, standing
-        if not self.left:
-            self.survivors += standing
+    def count_pass(self, rows: int, graph: bool) -> None:
+        """Note a pass of the network; `graph` says whether a gradient is recorded."""
+        passes = rows * (GRADIENT_COST if graph else 1)
+        self.done += passes
+        self.done_in_attack += passes
+
+    def end_attack(self, robust: int) -> None:
+        """Note that the running attack has ended and left so many images of the chunk robust."""
+        self.parts_left, self.done_in_attack, self.robust = self.parts_left[1:], 0, robust
+        if not self.parts_left:
+            self.robust_at_end += robust
 
     def seconds(self) -> float | None:
-        """None before anything is known."""
-        if not self.passed or self.begun is None:
+        """Return the estimated remaining seconds; None before the first pass."""
+        if not self.done or self.started is None:
             return None
-        here = max(0.0, self.standing * sum(self.work[part] for part in self.left) - self.inside)
-        # Chunks to come: as many stand as on average so far, or as here while the first is running.
-        done = self.survivors if not self.left else self.survivors + self.standing
-        share = done / max(1, self.seen)
-        later = max(0, self.images - self.seen) * share * sum(self.work.values())
-        return (here + later) * (self.clock() - self.begun) / self.passed
+        passes_left = sum(self.passes[part] for part in self.parts_left)
+        in_this_chunk = max(0.0, self.robust * passes_left - self.done_in_attack)
+        # In the chunks to come as many images are robust as on average so far.
+        robust = self.robust_at_end + (self.robust if self.parts_left else 0)
+        share = robust / max(1, self.images_seen)
+        in_later_chunks = max(0, self.images - self.images_seen) * share * sum(self.passes.values())
+        return (in_this_chunk + in_later_chunks) * (self.clock() - self.started) / self.done
+
+
+class Progress:
+    """Passes the progress of AutoAttack on to a callback, with the remaining time."""
+
+    def __init__(self, remaining: RemainingTime, callback: Callback) -> None:
+        self.remaining, self.callback = remaining, callback
+        self.last_report = remaining.clock()
+
+    def count_pass(self, rows: int, graph: bool) -> None:
+        """Note a pass of the network; about once a second the callback is told the remaining time."""
+        self.remaining.count_pass(rows, graph)
+        if self.remaining.clock() - self.last_report > 1:
+            self.last_report = self.remaining.clock()
+            self.callback.on_time_left(self.remaining.seconds())
+
+    def start_chunk(self, images: int, robust: int, parts: Sequence[Part]) -> None:
+        """Note that a chunk starts; see `RemainingTime.start_chunk`."""
+        self.remaining.start_chunk(images, robust, parts)
+
+    def end_attack(self, chunk: int, chunks: int, part: Part, robust: int) -> None:
+        """Note that an attack has ended, and tell the callback; see `Callback.on_attack`."""
+        self.remaining.end_attack(robust)
+        self.callback.on_attack(chunk, chunks, part, robust, self.remaining.seconds())

@@ -1,32 +1,53 @@
-"""AutoAttack's outcome of an earlier evaluation in the same folder: hours of work that a later one need not lose."""
+"""The outcome of AutoAttack in an earlier evaluation in the same folder, which a later one need not lose."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from doubly.attacks.autoattack import QUICK, STANDARD, AutoAttack
 from doubly.errors import UsageError
-from doubly.evaluation.autoattack.runner import Compile
 from doubly.evaluation.config import EvalConfig
 from doubly.rundir import RunDir, read_json
-from doubly.threat import NormBall
+from doubly.threat import Threat
 
-KEPT = "is kept: it was measured on this network and these images"
-NOT_KEPT = (
-    "of the earlier evaluation is not kept: it was not measured on this network and these images, or its state is "
-    "gone; with --autoattack or --quick it is measured anew"
+REUSED = "is reused: it was computed for this network and these images"
+NOT_REUSED = (
+    "of the earlier evaluation is dropped: it was not computed for this network and these images, or its state is "
+    "missing; with --autoattack or --quick it is computed again"
 )
 _PARTS = {"RA-AA": STANDARD, "RA-APGD": QUICK}
 
 
-def earlier(folder: Path, ball: NormBall, images: int, how: EvalConfig) -> tuple[AutoAttack, EvalConfig] | None:
-    """As it was asked for then, of an evaluation within the same ball; None where there is none."""
+class EarlierAutoAttack(NamedTuple):
+    """AutoAttack and the settings with which an earlier evaluation ran it."""
+
+    attack: AutoAttack
+    config: EvalConfig
+
+
+def find_earlier_autoattack(folder: Path, threat: Threat, images: int, config: EvalConfig) -> EarlierAutoAttack | None:
+    """Return how AutoAttack was run by the evaluation in a folder, within the same threat; None if it was not.
+
+    Args:
+        folder: Output folder of the evaluations.
+        threat: The threat of the later evaluation.
+        images: Its number of images.
+        config: Its settings.
+    """
     try:
-        about = read_json(RunDir(folder).evaluation)["autoattack"]
-        attack = AutoAttack(ball, _PARTS[about["label"]], seed=int(about["seed"]))
-        some = int(about["n"]) if int(about["n"]) < images else None
-        if (about["norm"], about["epsilon"]) != (attack.norm, ball.radius):
+        info = read_json(RunDir(folder).evaluation)["autoattack"]
+        attack = AutoAttack(threat, _PARTS[info["label"]], seed=int(info["seed"]))
+        count = int(info["n"]) if int(info["n"]) < images else None
+        if (info["norm"], info["epsilon"]) != (threat.norm, threat.radius):
             return None
-        compiled: Compile = "yes" if about["compiled"] else "no"
-        return attack, replace(how, autoattack_images=some, autoattack_chunk=int(about["chunk"]), compile=compiled)
+        return EarlierAutoAttack(
+            attack,
+            replace(
+                config,
+                autoattack_images=count,
+                autoattack_chunk_size=int(info["chunk"]),
+                compile="yes" if info["compiled"] else "no",
+            ),
+        )
     except (UsageError, LookupError, TypeError, ValueError):  # nothing there, or nothing that can be read
         return None

@@ -1,216 +1,257 @@
-"""AutoAttack on a network and images: where its state lives, whether to compile, and how long it will take."""
+"""Preparing a run of AutoAttack: where its state is kept, whether the network is compiled, which chunks are run."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from doubly.attacks import attacked, device_of
+from doubly.attacks import attack_context, model_device
 from doubly.attacks.autoattack import AutoAttack, reference_version, warnings_about
 from doubly.attacks.compiled import CompiledForward, PlainForward, can_compile, compile_forward
+from doubly.callbacks import Callback
 from doubly.data import Images
-from doubly.distributed import collectives as parallel
-from doubly.distributed.rank_zero import known_to_all, together
+from doubly.distributed import SINGLE_PROCESS, Communicator, run_together
 from doubly.errors import UsageError
-from doubly.evaluation.autoattack.driver import Driver
-from doubly.evaluation.autoattack.eta import Remaining
-from doubly.evaluation.autoattack.outcome import Standing
-from doubly.evaluation.autoattack.state import Chunks
-from doubly.evaluation.memory import InPieces, Pieces
+from doubly.evaluation.autoattack.driver import Driver, Network
+from doubly.evaluation.autoattack.eta import Progress, RemainingTime, passes_per_image
+from doubly.evaluation.autoattack.outcome import Outcome, all_gather_results
+from doubly.evaluation.autoattack.state import ChunkFiles
+from doubly.evaluation.config import Compile, EvalConfig
+from doubly.evaluation.memory import MicrobatchedModel, MicrobatchLimit
 from doubly.evaluation.network import model_sha256
 from doubly.rundir import read_json
 
-Compile = Literal["auto", "yes", "no"]
-STANDING = 0.5  # share of the images that may stand, for estimates
-WORTH = 180.0  # seconds of uncompiled work from which compiling, half a minute for a small network, pays
-RATES = {"cpu": 4e10, "cuda": 2e12}  # operations per second, roughly: counted and not timed, so that shards agree
+ROBUST_SHARE = 0.5  # share of the images that may be robust, for estimates
+MIN_COMPILE_SECONDS = 180.0  # of uncompiled work: compiling takes half a minute for a small network
+RATES = {"cpu": 4e10, "cuda": 2e12}  # operations per second, roughly: not measured, so that all shards decide alike
 
 
-class Callback:
-    """Somebody who looks on at an evaluation; this one does not listen."""
+class ChosenForward(NamedTuple):
+    """How the attacks call the network, and whether the outcome counts as that of a compiled network."""
 
-    def say(self, sentence: str) -> None: ...
-
-    def images(self, done: int, of: int) -> None: ...
-
-    def attack(self, chunk: int, of: int, part: str, standing: int, left: float | None) -> None: ...
-
-    def left(self, seconds: float | None) -> None:
-        """About once a second, while AutoAttack runs."""
+    forward: PlainForward | CompiledForward
+    compiled: bool
 
 
 @dataclass(frozen=True)
-class Ensemble:
-    """One run of AutoAttack: what, in which pieces, and where its state is kept."""
+class AutoAttackRunner:
+    """One run of AutoAttack.
+
+    Attributes:
+        attack: AutoAttack.
+        chunk_size: Images per chunk.
+        compile: Whether to compile the network.
+        state: Folder for the state; None keeps nothing.
+        exact_folder: Whether the state is in this folder itself; otherwise in one inside, named after the key.
+        shard: (k, n): only the chunks k, k + n, k + 2n, …
+        max_examples: How many attacked images to keep.
+    """
 
     attack: AutoAttack
-    chunk: int = 250
+    chunk_size: int = 250
     compile: Compile = "auto"
     state: Path | None = None
-    in_this_folder: bool = False  # the state; otherwise it is in one inside, named after the key
+    exact_folder: bool = False
     shard: tuple[int, int] = (0, 1)
-    keep: int = 0
+    max_examples: int = 0
+
+    @classmethod
+    def from_config(cls, attack: AutoAttack, config: EvalConfig, communicator: Communicator) -> Self:
+        """Return the run of AutoAttack that an evaluation asks for; several processes share the chunks."""
+        single = communicator.world_size == 1
+        return cls(
+            attack,
+            config.autoattack_chunk_size,
+            config.compile,
+            config.state or (config.output / "autoattack" if config.output else None),
+            config.state is not None,
+            config.shard if single else (communicator.rank, communicator.world_size),
+            0 if config.save_examples is None else config.max_examples,
+        )
 
     def run(
-        self, model: nn.Module, images: Images, watch: Callback, pieces: Pieces | None = None
-    ) -> tuple[Standing, dict[str, Any]]:
-        """(outcome, what evaluation.json says of it); the model is left as it was found."""
-        device, pieces = device_of(model), pieces or Pieces(watch.say)
-        few = images.pixels(slice(0, 64)).to(device), images.y[:64].to(device)
-        asked = InPieces(model, pieces)
-        with attacked(model, "eval"):
+        self,
+        model: nn.Module,
+        images: Images,
+        communicator: Communicator = SINGLE_PROCESS,
+        callback: Callback | None = None,
+        limit: MicrobatchLimit | None = None,
+    ) -> tuple[Outcome, dict[str, Any]]:
+        """Attack the images, or resume.
+
+        Args:
+            model: The network; it is left as it was found.
+            images: The images.
+            communicator: The processes that share the work.
+            callback: Told about the progress.
+            limit: How many images fit into memory at a time.
+
+        Returns:
+            The outcome of all finished chunks, and what evaluation.json keeps about it.
+
+        Raises:
+            UsageError: If the state on disk does not belong to this run, or cannot be written.
+        """
+        callback = callback or Callback()
+        limit = limit or MicrobatchLimit(callback.on_message)
+        device = model_device(model)
+        x, y = images.pixels(slice(0, 64)).to(device), images.y[:64].to(device)
+        microbatched = MicrobatchedModel(model, limit)
+        with attack_context(model, "eval"):
             with torch.no_grad():
-                classes = model(few[0][:1]).shape[1]
-            clock = Remaining(self.attack, classes, self._mine(len(images)))
+                classes = model(x[:1]).shape[1]
             key = self.key(model, images)
-            forward, fast = together(
-                lambda: self._forward(model, few[0], key, len(images), sum(clock.work.values()), watch)
-            )
-            if not parallel.gather(torch.tensor([int(fast)])).all():  # one way for all processes
-                forward, fast = PlainForward(model), False
-            forward.count = _ticking(clock, watch)
-            chunks = self._chunks(key, fast)
-
-            def tell(chunk: int, of: int, part: str, standing: int) -> None:
-                watch.attack(chunk, of, part, standing, clock.seconds())
-
+            chosen = self._choose_forward(model, x, key, len(images), classes, communicator, callback)
+            progress = Progress(RemainingTime(self.attack, classes, self._images_in_shard(len(images))), callback)
+            chosen.forward.count = progress.count_pass
+            files = self.files(key, chosen.compiled)
+            network = Network(microbatched, MicrobatchedModel(chosen.forward, limit), classes, limit)
             driver = Driver(
-                asked,
-                InPieces(forward, pieces),
-                images,
-                self.attack,
-                classes,
-                chunks,
-                self.chunk,
-                self.shard,
-                self.keep,
-                clock,
-                tell,
-                pieces.again,
+                network, images, self.attack, files, progress, self.chunk_size, self.shard, self.max_examples
             )
-            known, examples = together(driver.own, patiently=True)
-            found = driver.outcome(*known_to_all(known, examples, self.chunk, images.pixels(slice(0, 1))))
-            said = [*warnings_about(asked, *few), *found.warnings]
-        return found, {
-            "label": self.attack.label if found.complete else "AutoAttack, incomplete",
-            "complete": found.complete,
-            "chunks": f"{found.done} of {found.chunks}",
-            "norm": self.attack.norm,
+            own = run_together(communicator, driver.run_shard, patient=True)
+            outcome = driver.combine(all_gather_results(own, self.chunk_size, images.pixels(slice(0, 1)), communicator))
+            warnings = [*warnings_about(microbatched, x, y), *outcome.warnings]
+        return outcome, self._describe(outcome, classes, chosen.compiled, warnings, files)
+
+    def _describe(
+        self, outcome: Outcome, classes: int, compiled: bool, warnings: list[str], files: ChunkFiles
+    ) -> dict[str, Any]:
+        return {
+            "label": self.attack.label if outcome.complete else "AutoAttack, incomplete",
+            "complete": outcome.complete,
+            "chunks": f"{outcome.chunks_done} of {outcome.chunks}",
+            "norm": self.attack.threat.norm,
             "epsilon": self.attack.threat.radius,
             "seed": self.attack.seed,
-            "chunk": self.chunk,
+            "chunk": self.chunk_size,
             "reference": reference_version(),
-            "compiled": fast,
+            "compiled": compiled,
             "parts": list(self.attack.parts),
             "substitutions": self.attack.substitutions(classes),
-            "warnings": said,
-            "seconds": found.seconds,
-            "state": None if chunks.folder is None else str(chunks.folder),
+            "warnings": warnings,
+            "seconds": outcome.seconds,
+            "state": None if files.folder is None else str(files.folder),
         }
 
     def check(self, model: nn.Module, images: Images) -> None:
-        """Before any work: a folder that was named must not belong to another evaluation."""
-        if self.state is not None and self.in_this_folder and (self.state / "key.json").is_file():
-            known = read_json(self.state / "key.json")
-            fast = isinstance(known, dict) and known.get("compiled") is True
-            self._chunks(self.key(model, images), fast).open()
+        """Refuse a folder of another evaluation, before any work.
 
-    def finished(self, model: nn.Module, images: Images) -> bool:
-        """Whether nothing is left to do but to put it together; `compile` is what it was begun with."""
-        chunks = self._chunks(self.key(model, images), self.compile == "yes")
+        Raises:
+            UsageError: If the folder that was named belongs to another evaluation.
+        """
+        if self.state is not None and self.exact_folder and (self.state / "key.json").is_file():
+            self.files(self.key(model, images), _saved_as_compiled(self.state) is True).open()
+
+    def is_finished(self, model: nn.Module, images: Images) -> bool:
+        """Return whether all chunks are finished; `compile` says whether the network was compiled for them."""
+        files = self.files(self.key(model, images), self.compile == "yes")
         try:
-            return chunks.finished(-(-len(images) // self.chunk), self.attack.parts)
+            return files.all_finished(self._chunks(len(images)), self.attack.parts)
         except UsageError:  # a damaged file
             return False
 
-    def _mine(self, images: int) -> int:
-        """How many of the images are in the chunks of this shard."""
-        firsts = range(self.chunk * self.shard[0], images, self.chunk * self.shard[1])
-        return sum(min(self.chunk, images - first) for first in firsts)
-
     def key(self, model: nn.Module, images: Images) -> dict[str, Any]:
-        """Everything that the outcome depends on, but whether it was compiled."""
+        """Return everything that the outcome depends on, except whether the network is compiled."""
         return {
             "model": model_sha256(model),
             "data": images.sha256(),
-            "norm": self.attack.norm,
+            "norm": self.attack.threat.norm,
             "epsilon": self.attack.threat.radius,
             "parts": list(self.attack.parts),
             "iterations": self.attack.iterations,
             "targets": self.attack.targets,
             "queries": self.attack.queries,
             "seed": self.attack.seed,
-            "chunk": self.chunk,
+            "chunk": self.chunk_size,
             "version": reference_version(),
         }
 
-    def _chunks(self, key: dict[str, Any], fast: bool) -> Chunks:
-        whole = Chunks(self.state, {**key, "compiled": fast})
-        if self.state is None or self.in_this_folder:
-            return whole
-        return replace(whole, folder=self.state / whole.digest[:12])
+    def files(self, key: dict[str, Any], compiled: bool) -> ChunkFiles:
+        """Return where the state of the run with this key is kept."""
+        files = ChunkFiles(self.state, {**key, "compiled": compiled})
+        if self.state is None or self.exact_folder:
+            return files
+        return replace(files, folder=self.state / files.digest[:12])
 
-    def _forward(
-        self, model: nn.Module, x: Tensor, key: dict[str, Any], images: int, work: int, watch: Callback
-    ) -> tuple[PlainForward | CompiledForward, bool]:
-        """How to call the network, and whether its outcome counts as compiled.
+    def _chunks(self, images: int) -> int:
+        return -(-images // self.chunk_size)
 
-        Compiled if that is asked for or pays; an evaluation that was begun goes on as it was begun, and so ends alike.
-        """
-        begun = self._begun(key)
-        if begun is not None:
-            chunks = self._chunks(key, begun)
-            chunks.open()
-            if chunks.finished(-(-images // self.chunk), self.attack.parts):
-                return PlainForward(model), begun  # nothing is left to do but to put it together
-        wanted = self.compile == "yes" if begun is None else begun
-        if begun is None and self.compile == "auto":
-            wanted = STANDING * images * work * _operations(model, x) / RATES.get(x.device.type, 2e12) > WORTH
+    def _images_in_shard(self, images: int) -> int:
+        starts = range(self.chunk_size * self.shard[0], images, self.chunk_size * self.shard[1])
+        return sum(min(self.chunk_size, images - start) for start in starts)
+
+    def _choose_forward(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        key: dict[str, Any],
+        images: int,
+        classes: int,
+        communicator: Communicator,
+        callback: Callback,
+    ) -> ChosenForward:
+        """Return a compiled network only if all processes have one."""
+        chosen = run_together(communicator, lambda: self._choose_own_forward(model, x, key, images, classes, callback))
+        if not communicator.all_gather(torch.tensor([int(chosen.compiled)])).all():
+            return ChosenForward(PlainForward(model), False)
+        return chosen
+
+    def _choose_own_forward(
+        self, model: nn.Module, x: Tensor, key: dict[str, Any], images: int, classes: int, callback: Callback
+    ) -> ChosenForward:
+        """Compile the network if that is asked for or worth it; a run that was started is resumed as it was started."""
+        started = self._started_compiled(key)
+        if started is not None:
+            files = self.files(key, started)
+            files.open()
+            if files.all_finished(self._chunks(images), self.attack.parts):
+                return ChosenForward(PlainForward(model), started)  # no attack is left to run
+        wanted = self.compile == "yes" if started is None else started
+        if started is None and self.compile == "auto":
+            wanted = self._uncompiled_seconds(model, x, images, classes) > MIN_COMPILE_SECONDS
         if not wanted:
-            return PlainForward(model), False
-        fast, said = (
+            return ChosenForward(PlainForward(model), False)
+        compiled, message = (
             compile_forward(model, x) if can_compile(x.device) else (None, "not compiled: there is no C++ compiler")
         )
-        watch.say(said)
-        if fast is None and begun:
+        callback.on_message(message)
+        if compiled is None and started:
             raise UsageError(
-                f"{self._chunks(key, True).folder} was begun with a compiled network, and here it is {said}: go on "
-                "where it was begun, or delete that folder"
+                f"{self.files(key, True).folder} was started with a compiled network, and here it is {message}: resume "
+                "where it was started, or delete that folder"
             )
-        return fast or PlainForward(model), fast is not None
+        return ChosenForward(compiled or PlainForward(model), compiled is not None)
 
-    def _begun(self, key: dict[str, Any]) -> bool | None:
-        """Whether the evaluation that was begun here is compiled; None if none was, or another one is asked for."""
-        for choice in (True, False):
-            folder = self._chunks(key, choice).folder
-            if folder is not None and (folder / "key.json").is_file():
-                known = read_json(folder / "key.json")
-                asked = self.compile == "auto" or (self.compile == "yes") == choice
-                if asked and isinstance(known, dict) and known.get("compiled") is choice:
-                    return bool(choice)
+    def _started_compiled(self, key: dict[str, Any]) -> bool | None:
+        """Return whether the run that was started here is compiled; None if none was, or `compile` asks for another."""
+        for compiled in (True, False):
+            folder = self.files(key, compiled).folder
+            allowed = self.compile == "auto" or (self.compile == "yes") == compiled
+            if folder is not None and allowed and _saved_as_compiled(folder) is compiled:
+                return compiled
         return None
 
+    def _uncompiled_seconds(self, model: nn.Module, x: Tensor, images: int, classes: int) -> float:
+        """Return a rough estimate of the time without compiling."""
+        passes = ROBUST_SHARE * images * sum(passes_per_image(self.attack, classes).values())
+        return passes * _operations(model, x) / RATES.get(x.device.type, RATES["cuda"])
 
-def _ticking(clock: Remaining, watch: Callback) -> Callable[[int, bool], None]:
-    told = time.perf_counter()
 
-    def passed(rows: int, graph: bool) -> None:
-        nonlocal told
-        clock.add(rows, graph)
-        if time.perf_counter() - told > 1:
-            told = time.perf_counter()
-            watch.left(clock.seconds())
-
-    return passed
+def _saved_as_compiled(folder: Path) -> bool | None:
+    """Return whether the run in a folder is compiled; None if there is no run."""
+    if not (folder / "key.json").is_file():
+        return None
+    key = read_json(folder / "key.json")
+    compiled = key.get("compiled") if isinstance(key, dict) else None
+    return compiled if isinstance(compiled, bool) else None
 
 
 def _operations(model: nn.Module, x: Tensor) -> int:
-    """Of one pass of one image."""
+    """Return the operations of one pass of one image."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(x[:1])
     return int(counter.get_total_flops())

@@ -1,7 +1,7 @@
 """What AutoAttack has found so far, on disk: a folder with the key of the evaluation and one file for each chunk.
 
-A chunk is a fixed range of images. Its file is replaced as a whole after each attack, so a killed evaluation goes on
-after the last attack that ended; processes that share a folder work on different chunks and never on one file.
+A chunk is a fixed range of images. Its file is replaced atomically after each attack, so a killed evaluation resumes
+after the last attack that ended. Processes that share a folder work on different chunks, so never on the same file.
 """
 
 import hashlib
@@ -21,110 +21,143 @@ from doubly.errors import UsageError
 from doubly.rundir import read_json, write_json
 
 SCHEMA = 1
+ChunkState = dict[str, Any]  # "clean": predictions; "attacks": what each attack found, as the file keeps it
+_ATTACK_FIELDS = {"name", "broken", "answers", "warnings", "seconds", "largest", "made", "outside"}
+
+
+def is_finished(state: ChunkState | None, parts: Sequence[str]) -> bool:
+    """Return whether all attacks have run on a chunk."""
+    return state is not None and [attack["name"] for attack in state["attacks"]] == list(parts)
 
 
 @dataclass(frozen=True)
-class Chunks:
-    """`key`: everything that the outcome depends on. Without a folder nothing is kept."""
+class ChunkFiles:
+    """The state of an evaluation's chunks.
+
+    Attributes:
+        folder: Where it is kept; None keeps nothing.
+        key: Everything that the outcome depends on.
+    """
 
     folder: Path | None
     key: Mapping[str, Any]
 
+    @property
+    def digest(self) -> str:
+        """Checksum of the key."""
+        return hashlib.sha256(json.dumps(dict(self.key), sort_keys=True).encode()).hexdigest()
+
     def open(self) -> None:
-        """Make the folder, or make sure that it belongs to this evaluation."""
+        """Create the folder, or check that it belongs to this evaluation.
+
+        Raises:
+            UsageError: If it belongs to another evaluation, or cannot be written.
+        """
         if self.folder is None:
             return
         file = self.folder / "key.json"
         if file.is_file():
-            self._check(read_json(file), file)
+            self._check_key(read_json(file), file)
         else:
-            with self._writing():
+            with self._explained_errors():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_json(file, dict(self.key))
 
-    def _check(self, found: Any, file: Path) -> None:
-        found = found if isinstance(found, dict) else {}
-        differing = [name for name in {**self.key, **found} if self.key.get(name) != found.get(name)]
-        if differing:
-            name = differing[0]
-            raise UsageError(
-                f"{file} belongs to another evaluation: its {name} is {found.get(name)!s:.60}, here it is "
-                f"{self.key.get(name)!s:.60}; choose another folder, or delete that one to begin anew"
-            )
+    def _check_key(self, saved: Any, file: Path) -> None:
+        saved = saved if isinstance(saved, dict) else {}
+        for name in {**self.key, **saved}:
+            if self.key.get(name) != saved.get(name):
+                raise UsageError(
+                    f"{file} belongs to another evaluation: its {name} is {saved.get(name)!s:.60}, here it is "
+                    f"{self.key.get(name)!s:.60}; choose another folder, or delete that one to start again"
+                )
 
-    def read(self, index: int) -> dict[str, Any] | None:
-        """What is known of a chunk; None if nothing."""
-        file = self.file(index)
-        if file is None or not file.is_file():
-            return None
-        found = read_json(file)
-        if not _is_state(found) or found.get("schema") != SCHEMA or found.get("chunk") != index:
-            raise UsageError(f"{file} does not hold the state of chunk {index}: delete it, and it is done again")
-        if found.get("key") != self.digest:
-            raise UsageError(f"{file} belongs to another evaluation: delete it, and it is done again")
-        state: dict[str, Any] = found
-        return state
-
-    def write(self, index: int, found: Mapping[str, Any]) -> None:
-        file = self.file(index)
-        if file is not None:
-            with self._writing():
-                write_json(file, {**found, "schema": SCHEMA, "chunk": index, "key": self.digest})
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps(dict(self.key), sort_keys=True).encode()).hexdigest()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as problem:
-            raise UsageError(
-                f"{self.folder} cannot hold the state of an evaluation ({problem.strerror}): make room or choose "
-                "another folder; what is in it stays"
-            ) from None
-
-    def finished(self, count: int, parts: Sequence[str]) -> bool:
-        """Whether every one of `count` chunks has been through all attacks."""
-        known = [self.read(index) for index in range(count)]
-        return all(each is not None and [a["name"] for a in each["attacks"]] == list(parts) for each in known)
-
-    def write_images(self, index: int, part: str, images: Mapping[int, NDArray[Any]]) -> None:
-        """The images that an attack turned, by their row in the chunk."""
-        if self.folder is not None and images:
-            temporary = self.folder / f".images-{index:05d}-{part}-{os.getpid()}.npz"
-            with self._writing():
-                np.savez(temporary, rows=np.array(list(images), dtype=np.int64), images=np.stack(list(images.values())))
-                temporary.replace(self._images(index, part))
-
-    def read_images(self, index: int, part: str) -> dict[int, NDArray[Any]]:
-        if self.folder is None or not self._images(index, part).is_file():
-            return {}
-        try:
-            with self._images(index, part).open("rb") as raw, np.load(raw, allow_pickle=False) as kept:
-                return dict(zip(kept["rows"].tolist(), kept["images"], strict=True))
-        except (OSError, ValueError, EOFError, KeyError, BadZipFile):
-            raise UsageError(
-                f"{self._images(index, part)} cannot be read: delete the folder to have the images made again"
-            ) from None
-
-    def _images(self, index: int, part: str) -> Path:
-        return (self.folder or Path()) / f"images-{index:05d}-{part}.npz"
-
-    def file(self, index: int) -> Path | None:
+    def path(self, index: int) -> Path | None:
+        """Return the file of a chunk."""
         return None if self.folder is None else self.folder / f"chunk-{index:05d}.json"
 
+    def read(self, index: int) -> ChunkState | None:
+        """Return the state of a chunk; None if it has not been started.
 
-def _is_state(found: Any) -> bool:
-    """Whether a file holds what `write` was given by the driver."""
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), list) for name in ("clean", "attacks")):
+        Raises:
+            UsageError: If its file is damaged or belongs to another evaluation.
+        """
+        file = self.path(index)
+        if file is None or not file.is_file():
+            return None
+        state: Any = read_json(file)
+        if not _is_state(state) or state.get("schema") != SCHEMA or state.get("chunk") != index:
+            raise UsageError(f"{file} does not hold the state of chunk {index}: delete it, and it is computed again")
+        if state.get("key") != self.digest:
+            raise UsageError(f"{file} belongs to another evaluation: delete it, and it is computed again")
+        chunk: ChunkState = state
+        return chunk
+
+    def write(self, index: int, state: ChunkState) -> None:
+        """Replace the file of a chunk.
+
+        Raises:
+            UsageError: If it cannot be written.
+        """
+        file = self.path(index)
+        if file is not None:
+            with self._explained_errors():
+                write_json(file, {**state, "schema": SCHEMA, "chunk": index, "key": self.digest})
+
+    def all_finished(self, count: int, parts: Sequence[str]) -> bool:
+        """Return whether all attacks have run on each of `count` chunks."""
+        return all(is_finished(self.read(index), parts) for index in range(count))
+
+    def write_images(self, index: int, part: str, images: Mapping[int, NDArray[Any]]) -> None:
+        """Write the images that an attack broke, by their row in the chunk.
+
+        Raises:
+            UsageError: If they cannot be written.
+        """
+        if self.folder is not None and images:
+            temporary = self.folder / f".images-{index:05d}-{part}-{os.getpid()}.npz"
+            with self._explained_errors():
+                np.savez(temporary, rows=np.array(list(images), dtype=np.int64), images=np.stack(list(images.values())))
+                temporary.replace(self.folder / _images_name(index, part))
+
+    def read_images(self, index: int, part: str) -> dict[int, NDArray[Any]]:
+        """Return the images that an attack broke, by their row in the chunk; none if they were not kept.
+
+        Raises:
+            UsageError: If the file is damaged.
+        """
+        if self.folder is None or not (file := self.folder / _images_name(index, part)).is_file():
+            return {}
+        try:
+            with file.open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
+                return dict(zip(arrays["rows"].tolist(), arrays["images"], strict=True))
+        except (OSError, ValueError, EOFError, KeyError, BadZipFile):
+            raise UsageError(f"{file} cannot be read: delete the folder, and the images are made again") from None
+
+    @contextmanager
+    def _explained_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(
+                f"{self.folder} cannot hold the state of an evaluation ({error.strerror}): make room or choose another "
+                "folder; what is in it is not lost"
+            ) from None
+
+
+def _images_name(index: int, part: str) -> str:
+    return f"images-{index:05d}-{part}.npz"
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a file holds what the driver writes."""
+    if not isinstance(value, dict) or not all(isinstance(value.get(name), list) for name in ("clean", "attacks")):
         return False
-    needed, n = {"name", "broken", "answers", "warnings", "seconds", "largest", "made", "outside"}, len(found["clean"])
+    count = len(value["clean"])
     return all(
-        isinstance(each, dict)
-        and needed <= set(each)
-        and len(each["broken"]) == len(each["answers"])
-        and all(isinstance(row, int) and 0 <= row < n for row in each["broken"])
-        for each in found["attacks"]
+        isinstance(attack, dict)
+        and set(attack) >= _ATTACK_FIELDS
+        and len(attack["broken"]) == len(attack["answers"])
+        and all(isinstance(row, int) and 0 <= row < count for row in attack["broken"])
+        for attack in value["attacks"]
     )

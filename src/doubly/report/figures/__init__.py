@@ -1,7 +1,7 @@
-"""Pictures from files alone, one function each: the paper's figures 1 to 6, and four of our own.
+"""Figures drawn from the files of runs, one function each: the paper's figures 1 to 6, and four more.
 
-A path is given without ending; each picture is written as PNG, for print, and as SVG, for the page. A function returns
-False and writes nothing where the runs do not hold what it draws.
+Paths are given without an ending: each figure is written as PNG, for print, and as SVG, for the page. A function
+returns True if it wrote the files, and False if the runs do not hold the data that it draws.
 """
 
 from doubly.report.figures.bars import per_class, per_class_panels

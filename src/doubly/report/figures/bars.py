@@ -1,4 +1,4 @@
-"""Robust accuracy of each class (fig. 1 of the paper)."""
+"""Bars of the robust accuracy of each class (figure 1 of the paper)."""
 
 import math
 from collections.abc import Mapping
@@ -9,27 +9,27 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from doubly.report.figures.style import COLORS, HATCHES, INK, finish, fitting, style
+from doubly.report.figures.style import COLORS, HATCHES, INK, finish, panel_size, style
 from doubly.report.figures.values import (
     ByMethod,
     Floats,
     attack_of,
     class_accuracies,
     class_names,
-    named,
     over_seeds,
-    short,
     weakest,
+    with_legend_labels,
 )
+from doubly.text import shorten
 
-BARS = 110  # side by side, the gap between two classes counted as one
-BAR = 0.1  # inches
-ROWS = 6
+MAX_BARS = 110  # in a row, the gap between two classes counted as one bar
+BAR_WIDTH = 0.1  # inches
+MAX_ROWS = 6
 
 
 @dataclass(frozen=True)
 class Row:
-    """Some classes of one setting, and their bars."""
+    """A row of bars: some classes of one setting."""
 
     title: str
     classes: list[str]
@@ -37,29 +37,31 @@ class Row:
 
     @property
     def ticks(self) -> list[str]:
-        return [short(name) for name in self.classes]
+        """The labels below the bars."""
+        return [shorten(name) for name in self.classes]
 
     @property
     def width(self) -> float:
-        return BAR * len(self.classes) * (1 + len(self.spread))
+        """The width of the row in inches."""
+        return BAR_WIDTH * len(self.classes) * (1 + len(self.spread))
 
 
 def per_class(results_by_method: ByMethod, path: Path) -> bool:
-    """Grouped bars of the robust accuracy of each class, mean over seeds with its sd."""
+    """Draw grouped bars of the robust accuracy of each class, mean over seeds with its sd."""
     return per_class_panels({"": results_by_method}, path)
 
 
 def per_class_panels(settings: Mapping[str, ByMethod], path: Path) -> bool:
-    """The same side by side for each named setting, such as balanced and imbalanced; a method keeps its color."""
+    """Draw the bars of several settings side by side, such as balanced and imbalanced; a method keeps its color."""
     rows = [row for title, results in settings.items() for row in _rows(title, results)]
     if not rows:
         return False
     runs = [run for results in settings.values() for group in results.values() for run in group]
     methods = list(dict.fromkeys(label for row in rows for label in row.spread))
-    wrapped = len(rows) > len(settings)  # a setting needs a row or more for itself
+    wrapped = len(rows) > len(settings)  # a setting needs more than one row
     columns = 1 if wrapped else len(rows) if len(rows) <= 3 else 2
     lines = math.ceil(len(rows) / columns)
-    sizes = [fitting(row.ticks, max(7.2 / min(columns, 2), *(row.width for row in rows))) for row in rows]
+    sizes = [panel_size(row.ticks, max(7.2 / min(columns, 2), *(row.width for row in rows))) for row in rows]
     width, names = (max(size) for size in zip(*sizes, strict=True))
     with style(path):
         size = (columns * width, lines * ((2.1 if wrapped else 3.1) + names) + 0.3)
@@ -76,24 +78,24 @@ def per_class_panels(settings: Mapping[str, ByMethod], path: Path) -> bool:
 
 
 def _rows(title: str, results: ByMethod) -> list[Row]:
-    """Classes in rows that keep the bars wide enough; of too many classes the weakest."""
-    shown = named(results)
-    if not shown:
+    """Split the classes into rows with bars that are wide enough; too many classes are cut to the weakest."""
+    methods = with_legend_labels(results)
+    if not methods:
         return []
-    names = class_names(next(iter(shown.values()))[0])
-    spread = {label: over_seeds([class_accuracies(run) for run in runs]) for label, runs in shown.items()}
+    names = class_names(next(iter(methods.values()))[0])
+    spread = {label: over_seeds([class_accuracies(run) for run in runs]) for label, runs in methods.items()}
     overall, _ = over_seeds([mean for mean, _ in spread.values()])
     if np.isnan(overall).all():
         return []
-    room = max(1, BARS // (1 + len(spread)))
-    kept = weakest(overall, ROWS * room)
+    room = max(1, MAX_BARS // (1 + len(spread)))
+    drawn = weakest(overall, MAX_ROWS * room)
     return [
         Row(title, [names[i] for i in part], {label: (mean[part], sd[part]) for label, (mean, sd) in spread.items()})
-        for part in np.array_split(kept, math.ceil(len(kept) / room))
+        for part in np.array_split(drawn, math.ceil(len(drawn) / room))
     ]
 
 
-def _draw(axes: Axes, row: Row, methods: list[str], most: int) -> None:
+def _draw(axes: Axes, row: Row, methods: list[str], class_count: int) -> None:
     width = 0.84 / len(row.spread)
     for place, (label, (mean, sd)) in enumerate(row.spread.items()):
         index = methods.index(label)
@@ -103,17 +105,17 @@ def _draw(axes: Axes, row: Row, methods: list[str], most: int) -> None:
         if sd.any():
             axes.errorbar(x, mean, sd, fmt="none", ecolor=INK, elinewidth=0.9, capsize=1.5)
     axes.set_xticks(range(len(row.ticks)), row.ticks)
-    axes.set(xlim=(-0.6, most - 0.4), ylim=(0, 100))
+    axes.set(xlim=(-0.6, class_count - 0.4), ylim=(0, 100))
     if row.title:
-        axes.set_title(short(row.title, 60), loc="left", fontsize=10)
+        axes.set_title(shorten(row.title, 60), loc="left", fontsize=10)
 
 
 def _classes_label(rows: list[Row], settings: Mapping[str, ByMethod]) -> str:
-    """Says so where not all classes are drawn."""
-    said = []
+    """Return the label of the x axis, which says if not all classes are drawn."""
+    parts = []
     for title, results in settings.items():
-        shown = sum(len(row.classes) for row in rows if row.title == title)
+        drawn = sum(len(row.classes) for row in rows if row.title == title)
         total = max((len(class_names(run)) for runs in results.values() for run in runs), default=0)
-        if 0 < shown < total:
-            said.append(f"the {shown} weakest of {total}")
-    return f"class ({', '.join(dict.fromkeys(said))})" if said else "class"
+        if 0 < drawn < total:
+            parts.append(f"the {drawn} weakest of {total}")
+    return f"class ({', '.join(dict.fromkeys(parts))})" if parts else "class"

@@ -1,4 +1,4 @@
-"""Which class is taken for which (fig. 3 of the paper)."""
+"""Confusion matrices (figure 3 of the paper)."""
 
 import math
 from collections.abc import Sequence
@@ -12,40 +12,42 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from doubly.report.figures.style import LETTER, finish, style
-from doubly.report.figures.values import ByMethod, Floats, attack_of, class_names, named, short
+from doubly.report.figures.values import ByMethod, Floats, attack_of, class_names, with_legend_labels
+from doubly.text import shorten
 
-PANELS = 6
-COUNTED = 20  # with more classes the numbers cannot be read
-NAMED = 50
-LARGEST = 13.0  # inches
-MAP = mpl.colormaps["Blues"]  # grows darker all the way, so that a gray print says the same
+MAX_PANELS = 6
+MAX_COUNTED = 20  # with more classes the numbers in the cells cannot be read
+MAX_NAMED = 50  # class names on an axis
+MAX_WIDTH = 13.0  # inches
+COLOR_MAP = mpl.colormaps["Blues"]  # darker means more, also in a gray print
 
 
 def confusion(results_by_method: ByMethod, path: Path, attack: str = "pgd") -> bool:
-    """Matrices with counts, rows the true class and columns the answer, the sum of the seeds of a method."""
-    found = {
+    """Draw a matrix of counts for each method, summed over seeds: rows are true classes, columns are predictions."""
+    methods = with_legend_labels(results_by_method)
+    of_runs = {
         label: [counts[attack] for run in runs if attack in (counts := run.evaluation.get("confusion", {}))]
-        for label, runs in named(results_by_method).items()
+        for label, runs in methods.items()
     }
-    matrices = {label: np.array(counts) for label, counts in found.items() if counts}
+    matrices = {label: np.array(counts) for label, counts in of_runs.items() if counts}
     if not matrices:
         return False
-    drawn = list(matrices.items())[:PANELS]
-    names = [short(name) for name in class_names(next(iter(named(results_by_method).values()))[0])]
-    size = max(2.6, 0.29 * len(names)) if len(names) <= COUNTED else 4.2
-    columns = max(1, min({1: 1, 2: 2, 4: 2}.get(len(drawn), 3), int(LARGEST / size)))
+    drawn = list(matrices.items())[:MAX_PANELS]
+    names = [shorten(name) for name in class_names(next(iter(methods.values()))[0])]
+    size = max(2.6, 0.29 * len(names)) if len(names) <= MAX_COUNTED else 4.2
+    columns = max(1, min({1: 1, 2: 2, 4: 2}.get(len(drawn), 3), int(MAX_WIDTH / size)))
     rows = math.ceil(len(drawn) / columns)
     with style(path):
-        room = LETTER * max(map(len, names)) * _letters(names) / 10  # for the names at the left and below
+        room = LETTER * max(map(len, names)) * _font_size(names) / 10  # for the names at the left and below
         figsize = (columns * size + room + 1.2, rows * (size + 0.3) + room + 0.5)
         figure = Figure(figsize=figsize, layout="constrained")
         for place, (label, counts) in enumerate(drawn):
             axes = figure.add_subplot(rows, columns, place + 1)
             image = _matrix(axes, counts.sum(axis=0))
-            axes.set_title(short(label, int(0.85 * size / LETTER)), loc="left", fontsize=10)
-            _name(axes, names, left=place % columns == 0, below=place + columns >= len(drawn))
+            axes.set_title(shorten(label, int(0.85 * size / LETTER)), loc="left", fontsize=10)
+            _label_classes(axes, names, left=place % columns == 0, below=place + columns >= len(drawn))
         more = f"; {len(drawn)} of {len(matrices)} methods" if len(matrices) > len(drawn) else ""
-        figure.supxlabel(f"answer {_under(results_by_method, attack)}{_seeds(drawn)}{more}", fontsize=10)
+        figure.supxlabel(f"prediction {_under(results_by_method, attack)}{_seeds(drawn)}{more}", fontsize=10)
         figure.supylabel("true class", fontsize=10)
         bar = figure.colorbar(image, ax=figure.axes, shrink=0.8, aspect=30, label="share of the true class (%)")
         bar.outline.set_visible(False)
@@ -55,7 +57,9 @@ def confusion(results_by_method: ByMethod, path: Path, attack: str = "pgd") -> b
 def _under(results: ByMethod, attack: str) -> str:
     if attack == "clean":
         return "on clean images"
-    return f"under {attack_of(run for runs in results.values() for run in runs) if attack == 'pgd' else short(attack)}"
+    return (
+        f"under {attack_of(run for runs in results.values() for run in runs) if attack == 'pgd' else shorten(attack)}"
+    )
 
 
 def _seeds(drawn: Sequence[tuple[str, npt.NDArray[np.int64]]]) -> str:
@@ -65,28 +69,28 @@ def _seeds(drawn: Sequence[tuple[str, npt.NDArray[np.int64]]]) -> str:
 
 
 def _matrix(axes: Axes, counts: npt.NDArray[np.int64]) -> Any:
-    """The color is the share of the row, so that rare classes show as well as common ones."""
+    """Draw one matrix. The color is the share of the row, so that rare classes show as well as common ones."""
     shares: Floats = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    image = axes.imshow(shares, cmap=MAP, vmin=0, vmax=100, interpolation="none")
+    image = axes.imshow(shares, cmap=COLOR_MAP, vmin=0, vmax=100, interpolation="none")
     axes.spines[:].set_visible(False)
-    if len(counts) <= COUNTED:
+    if len(counts) <= MAX_COUNTED:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                red, green, blue, _ = MAP(shares[row, column] / 100)
-                # On a cell, not on the page: colors that the page leaves as they are (black would not be written).
+                red, green, blue, _ = COLOR_MAP(shares[row, column] / 100)
+                # The page must not replace these colors by its text color, as it does with pure black.
                 color = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else "#111111"
                 axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=color)
     return image
 
 
-def _name(axes: Axes, names: list[str], left: bool, below: bool) -> None:
-    """Class names at the outer edges only, every second or third where they would overlap."""
-    ticks = range(0, len(names), math.ceil(len(names) / NAMED))
-    size = _letters(names)
+def _label_classes(axes: Axes, names: list[str], left: bool, below: bool) -> None:
+    """Write class names at the outer edges of the figure; of many classes only every second or third."""
+    ticks = range(0, len(names), math.ceil(len(names) / MAX_NAMED))
+    size = _font_size(names)
     axes.set_xticks(ticks, [names[tick] for tick in ticks] if below else [""] * len(ticks), rotation=90, fontsize=size)
     axes.set_yticks(ticks, [names[tick] for tick in ticks] if left else [""] * len(ticks), fontsize=size)
     axes.tick_params(length=0)
 
 
-def _letters(names: list[str]) -> int:
-    return 9 if len(names) <= COUNTED else 6
+def _font_size(names: list[str]) -> int:
+    return 9 if len(names) <= MAX_COUNTED else 6

@@ -1,4 +1,4 @@
-"""How the pictures look: colors, marks, axes and legend, for print and screen, light and dark, and in gray."""
+"""Colors, markers, axes and legends of the figures, for print and screen, light and dark, color and gray."""
 
 import math
 import warnings
@@ -16,18 +16,18 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from doubly.report.figures.values import over_seeds
 
-INK = "#1c1d20"  # text and axes; the page swaps it for its own text color
-# Okabe and Ito, with gray for their yellow, which is lost on white. Each list goes round on its own: the lengths have
-# no common factor with seven, so that 28 methods and more differ.
+INK = "#1c1d20"  # text and axes; the page replaces it by its own text color
+# The palette of Okabe and Ito, with gray for their yellow, which cannot be seen on white. Each list repeats on its own:
+# the lengths have no common factor with seven, so that at least 28 methods differ.
 COLORS = ("#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#868A91")
 HATCHES = ("", "//", "..", "xx", "\\\\", "oo", "--", "++")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES = ("-", "--", "-.", ":")
-MOST_POINTS = 400  # of a line
+MAX_POINTS = 400  # of a line
 LEGEND_SIZE = 9
-LETTER = 0.083  # inches, of a name on an axis
-MARGIN = 0.7  # inches, for the axis on the left
-FLAT = 9.2  # inches; wider, a page would shrink it too far
+LETTER = 0.083  # width of a letter on an axis, in inches
+MARGIN = 0.7  # room for the axis on the left, in inches
+MAX_WIDTH = 9.2  # inches; the page would shrink a wider figure too far
 STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -43,27 +43,35 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def style(path: Path) -> Iterator[None]:
-    """With names for the parts of an SVG that no other picture on the page has."""
+    """Set the style while a figure is drawn, with ids inside the SVG that no other figure on the page has."""
     settings: Any = {**STYLE, "svg.hashsalt": f"doubly {path.name}"}
     with mpl.rc_context(settings), warnings.catch_warnings():
-        # A name may be in a script that the font lacks: boxes in the PNG, while the SVG keeps the text for the browser.
+        # The font may lack the script of a name: the PNG shows boxes, the SVG keeps the text for the browser.
         warnings.filterwarnings("ignore", "Glyph|Matplotlib currently does not support", UserWarning)
         yield
 
 
 def look(index: int) -> dict[str, Any]:
-    """Color and marker of the method at this place among the methods."""
+    """Return color and marker of the method at this index."""
     return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def curve(axes: Axes, index: int, label: str, series: Sequence[Mapping[Any, float]], steps: bool = False) -> None:
-    """Mean over seeds with a band of one sd, thinned out to what can be seen."""
-    places = sorted({place for one in series for place in one})
+    """Draw the mean over seeds with a band of one sd, on at most `MAX_POINTS` points.
+
+    Args:
+        axes: Where to draw.
+        index: Index of the method, which decides color, marker and dashes.
+        label: Label in the legend.
+        series: For each seed x -> y.
+        steps: Draw a value that stays constant until the next x.
+    """
+    places = sorted({place for points in series for place in points})
     if not places:
         return
-    kept = np.unique(np.linspace(0, len(places) - 1, min(len(places), MOST_POINTS)).round().astype(int))
-    x = [places[index] for index in kept]
-    mean, sd = over_seeds([[one.get(place, np.nan) for place in x] for one in series])
+    thinned = np.unique(np.linspace(0, len(places) - 1, min(len(places), MAX_POINTS)).round().astype(int))
+    x = [places[place] for place in thinned]
+    mean, sd = over_seeds([[points.get(place, np.nan) for place in x] for points in series])
     color, marker = look(index).values()
     shape: dict[str, Any] = {"linestyle": DASHES[index % len(DASHES)], "linewidth": 1.6, "markersize": 4}
     shape |= {"drawstyle": "steps-post"} if steps else {}
@@ -73,7 +81,7 @@ def curve(axes: Axes, index: int, label: str, series: Sequence[Mapping[Any, floa
 
 
 def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
-    """Plain numbers at the ticks: matplotlib would write powers in TeX, which is switched off."""
+    """Make an axis logarithmic with plain numbers at the ticks, since TeX for powers is switched off."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0)))
@@ -82,30 +90,40 @@ def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -
 
 
 def log_if_wide(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
-    """Logarithmic where the values span more than a factor of ten."""
-    known = [value for value in values if not math.isnan(value)]
-    if known and 0 < 10 * min(known) < max(known):
-        logarithmic(axes, which, min(known), max(known))
+    """Make an axis logarithmic if the values span more than a factor of ten."""
+    numbers = [value for value in values if not math.isnan(value)]
+    if numbers and 0 < 10 * min(numbers) < max(numbers):
+        logarithmic(axes, which, min(numbers), max(numbers))
 
 
 def finish(
     figure: Figure, panels: Sequence[Axes], path: Path, grid: Literal["x", "y", "both"] | None = "y"
 ) -> Literal[True]:
-    """Light grid, one legend above all panels for whatever has a label, and both files."""
+    """Add a light grid and one legend above all panels, and write the PNG and the SVG.
+
+    Args:
+        figure: The figure.
+        panels: Axes that get the grid and whose labels stand in the legend.
+        path: Path without ending.
+        grid: Axes of the grid lines; None for no grid.
+
+    Returns:
+        True, as every function that has drawn a figure.
+    """
     for axes in panels if grid else ():
         axes.grid(axis=grid or "y", color="#8a8d93", alpha=0.3, linewidth=0.6)
     _legend(figure, panels)
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # the layout is found: once, not for each file again
+    figure.set_layout_engine("none")  # so that the layout is computed once and not for each file
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_name(f"{path.name}.png"), dpi=200, facecolor="white")
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # the same runs give the same bytes
-    figure.savefig(path.with_name(f"{path.name}.svg"), transparent=True, metadata=nothing)
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # so that equal runs give equal bytes
+    figure.savefig(path.with_name(f"{path.name}.svg"), transparent=True, metadata=no_metadata)
     return True
 
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """The figure grows by what the legend takes, so that many methods do not eat the picture."""
+    """Draw the legend, and make the figure taller by its height, so that the panels keep their size."""
     entries: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -127,14 +145,14 @@ def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
 
 
 def flat_width(ticks: Sequence[str]) -> float:
-    """Inches of axis on which no name runs into the next; on a narrower one they stand upright."""
+    """Return the width in inches of an axis on which no name runs into the next."""
     lengths = [len(tick) for tick in ticks]
     pairs = [(a + b) / 2 for a, b in pairwise(lengths)]
     return LETTER * (max(pairs, default=lengths[0]) + 1) * len(ticks)
 
 
-def fitting(ticks: Sequence[str], least: float) -> tuple[float, float]:
-    """Width of a panel, a little wider where that keeps the names flat, and the height that upright names add."""
+def panel_size(ticks: Sequence[str], min_width: float) -> tuple[float, float]:
+    """Return the width of a panel, and the height that its tick labels add if they must be vertical, in inches."""
     flat = flat_width(ticks) + MARGIN
-    width = max(least, flat) if flat <= FLAT else least
+    width = max(min_width, flat) if flat <= MAX_WIDTH else min_width
     return width, 0.0 if flat <= width else LETTER * max(map(len, ticks))

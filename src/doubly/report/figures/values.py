@@ -1,4 +1,4 @@
-"""What the pictures show, taken from the files of the runs: numbers over seeds, and names that can be drawn."""
+"""Data for the figures, read from the files of the runs: numbers over seeds, and labels that can be drawn."""
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,80 +12,86 @@ import numpy.typing as npt
 from doubly.errors import UsageError
 from doubly.report.protocol import attack_name
 from doubly.report.run_result import RunResult
+from doubly.text import shorten
 
 ByMethod = Mapping[str, Sequence[RunResult]]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-ALL_CLASSES, MOST_CLASSES = 50, 40  # up to so many are all drawn, of more only the weakest: names must be readable
-DAMAGE = (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, SyntaxError, MemoryError)
+# Up to 50 classes are all drawn, of more only the 40 weakest: their names must stay readable.
+MAX_CLASSES, MAX_DRAWN_CLASSES = 50, 40
+READ_ERRORS = (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, SyntaxError, MemoryError)
 
 
-def named(results_by_method: ByMethod) -> dict[str, Sequence[RunResult]]:
-    """The methods that have runs, under names that fit a legend and stay distinct."""
-    shown: dict[str, Sequence[RunResult]] = {}
+def with_legend_labels(results_by_method: ByMethod) -> dict[str, Sequence[RunResult]]:
+    """Return the methods that have runs, under labels that fit a legend and stay distinct."""
+    labeled: dict[str, Sequence[RunResult]] = {}
     for label, runs in results_by_method.items():
-        name = short(label, 40)
-        name = f" {name}" if name.startswith("_") else name  # matplotlib would leave it out of the legend
-        while name in shown:
+        name = shorten(label, 40)
+        name = f" {name}" if name.startswith("_") else name  # matplotlib leaves such labels out of the legend
+        while name in labeled:
             name += "'"
         if runs:
-            shown[name] = runs
-    return shown
-
-
-def short(text: str, most: int = 24) -> str:
-    """One line without what no font or XML can hold; of a long name both ends, where names differ."""
-    line = " ".join("".join(mark if mark.isprintable() else " " for mark in text).split()) or "?"
-    end = (most - 1) // 3
-    return line if len(line) <= most else f"{line[: most - 1 - end]}…{line[-end:]}"
+            labeled[name] = runs
+    return labeled
 
 
 def over_seeds(table: Sequence[Sequence[float]] | Sequence[Floats]) -> tuple[Floats, Floats]:
-    """Mean and sample sd of each column; a missing value counts for nothing, and one value has no spread."""
+    """Return mean and sample sd of each column, without the NaNs in it; the sd of a single value is 0."""
     values = np.asarray(table, dtype=float)
-    known = ~np.isnan(values)
-    count = known.sum(axis=0)
-    mean = np.where(known, values, 0).sum(axis=0) / np.where(count, count, np.nan)
-    squares = np.where(known, (values - mean) ** 2, 0).sum(axis=0)
+    present = ~np.isnan(values)
+    count = present.sum(axis=0)
+    mean = np.where(present, values, 0).sum(axis=0) / np.where(count, count, np.nan)
+    squares = np.where(present, (values - mean) ** 2, 0).sum(axis=0)
     return mean, np.sqrt(squares / np.maximum(count - 1, 1))
 
 
-def percent(share: float | None) -> float:
-    """JSON has no NaN: what was not measured is null."""
+def to_percent(share: float | None) -> float:
+    """Return a share in percent, and NaN for None, which JSON has in place of NaN."""
     return np.nan if share is None else 100 * share
 
 
 def class_names(run: RunResult) -> list[str]:
+    """Return the names of the classes in the order of their labels."""
     return list(run.evaluation["per_class"])
 
 
 def class_accuracies(run: RunResult) -> Floats:
-    """Percent under the attack, in the order of the classes."""
-    return np.array([percent(entry["ra_pgd"]) for entry in run.evaluation["per_class"].values()])
+    """Return the accuracy of each class under the attack in percent."""
+    return np.array([to_percent(entry["ra_pgd"]) for entry in run.evaluation["per_class"].values()])
 
 
-def weakest(accuracies: Floats, room: int = ALL_CLASSES) -> Ints:
-    """The classes of least accuracy, in their own order; one that was not measured comes last."""
-    most = min(room, ALL_CLASSES if len(accuracies) <= ALL_CLASSES else MOST_CLASSES)
-    return np.sort(np.argsort(accuracies, kind="stable")[:most])
+def weakest(accuracies: Floats, room: int = MAX_CLASSES) -> Ints:
+    """Return the indices of the classes with the lowest accuracy, sorted; classes without a value count as highest.
+
+    Args:
+        accuracies: Accuracy of each class.
+        room: How many classes can be drawn at most.
+    """
+    count = min(room, MAX_CLASSES if len(accuracies) <= MAX_CLASSES else MAX_DRAWN_CLASSES)
+    return np.sort(np.argsort(accuracies, kind="stable")[:count])
 
 
 def attack_of(runs: Iterable[RunResult]) -> str:
-    """Of the runs of one comparison, all alike; several only where settings are put side by side."""
+    """Return the name of the attack; several only where settings with different attacks stand side by side."""
     return " / ".join(dict.fromkeys(attack_name(run.evaluation["protocol"]) for run in runs))
 
 
 def arrays(file: Path, wanted: Iterable[str]) -> dict[str, npt.NDArray[Any]] | None:
-    """Those of the wanted arrays that the file holds; None where there is no file."""
+    """Return those of the wanted arrays that an npz file holds; None if the file does not exist.
+
+    Raises:
+        UsageError: If the file cannot be read.
+    """
     if not file.is_file():
         return None
     try:
-        with file.open("rb") as raw, np.load(raw, allow_pickle=False) as kept:
-            return {name: kept[name] for name in wanted if name in kept.files}
-    except (*DAMAGE, NotImplementedError, BadZipFile, zlib.error) as problem:
-        raise damaged(file, f"{type(problem).__name__}") from None
+        with file.open("rb") as raw, np.load(raw, allow_pickle=False) as archive:
+            return {name: archive[name] for name in wanted if name in archive.files}
+    except (*READ_ERRORS, NotImplementedError, BadZipFile, zlib.error) as error:
+        raise damaged(file, f"{type(error).__name__}") from None
 
 
 def damaged(file: Path, why: str) -> UsageError:
+    """Return the error for a file that is damaged."""
     return UsageError(f"{file} is damaged ({why}): delete it and run `doubly evaluate {file.parent}` again")

@@ -1,0 +1,63 @@
+"""What one evaluation is given: the network, images, attacks and settings, and what it works with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from doubly.callbacks import Callback
+from doubly.data import Images
+from doubly.data.holdout import stratified_subset
+from doubly.distributed import Communicator
+from doubly.evaluation.attacks import SelectedAttacks
+from doubly.evaluation.config import EvalConfig
+from doubly.evaluation.memory import MicrobatchLimit
+from doubly.threat import Threat
+
+
+@dataclass(frozen=True, eq=False)
+class EvalTask:
+    """What is evaluated, and how.
+
+    Attributes:
+        model: The network; it is left as it was found.
+        images: The images.
+        attacks: The attacks.
+        threat: The threat that they share.
+        config: The settings.
+        validation: Other images, on which the classes of the tail are selected as well.
+        protocol: Further fields of the protocol in evaluation.json.
+        extra: Further fields of evaluation.json itself.
+    """
+
+    model: nn.Module
+    images: Images
+    attacks: SelectedAttacks
+    threat: Threat
+    config: EvalConfig
+    validation: Images | None = None
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """What the steps of an evaluation work with.
+
+    Attributes:
+        communicator: The processes that share the work.
+        callback: Told about the progress.
+        limit: How many images fit into memory at a time.
+    """
+
+    communicator: Communicator
+    callback: Callback
+    limit: MicrobatchLimit
+
+
+def select_images(images: Images, count: int | None) -> Images:
+    """Return at most `count` images, in the proportions of the classes and always the same; None returns all."""
+    if count is None or count >= len(images):
+        return images
+    return images.subset(stratified_subset(images.y, count, seed=0))

@@ -1,0 +1,116 @@
+"""Rows of a table on digits, each tested on every fold, so that together all 1,797 images are test images once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from doubly.config import Run
+from doubly.data import Digits
+from doubly.evaluation.intervals import average_accuracy, bootstrap_difference, tail_accuracy
+from doubly.jobs.job import Job
+from doubly.rundir import RunDir, read_json, read_metrics
+
+FOLDS = 5
+CLASSES = 10
+METRICS = ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30")
+COMPARED_METRICS = (
+    ("SA", "clean", average_accuracy),
+    ("RA-PGD", "pgd", average_accuracy),
+    ("RA-Tail-30", "pgd", tail_accuracy),
+)
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """One row of a table: a run that is trained and tested once per fold.
+
+    Attributes:
+        table: Name of the table.
+        label: Name of the row.
+        run: What is trained; each fold changes its data and seed.
+    """
+
+    table: str
+    label: str
+    run: Run
+
+    def jobs(self, output: Path) -> list[Job]:
+        """Return one job per fold, with directories below `output`; the seed is the number of the fold."""
+        folder = output / f"{self.table}/{self.label}".replace(" ", "_")
+        data = [replace(self.run.data, source=Digits(fold, FOLDS)) for fold in range(FOLDS)]
+        return [
+            Job(replace(self.run, data=part, seed=fold, save_seconds=600.0), folder / f"fold-{fold}")
+            for fold, part in enumerate(data)
+        ]
+
+    def errors(self, output: Path, failures: Mapping[Path, str]) -> list[str]:
+        """Return why folds of this row failed, given the failures of all jobs."""
+        return [failures[job.output] for job in self.jobs(output) if job.output in failures]
+
+
+def summarize_row(row: StudyRow, output: Path, failures: Mapping[Path, str]) -> dict[str, Any]:
+    """Return the results of a row, as results.json keeps them: per fold, and pooled over all images.
+
+    Args:
+        row: The row.
+        output: Folder of the study.
+        failures: Directories of failed jobs with the reasons; a row with one of them has no numbers.
+    """
+    summary: dict[str, Any] = {"table": row.table, "label": row.label, "failed": row.errors(output, failures)}
+    if summary["failed"]:
+        return summary
+    folders = [RunDir(job.output) for job in row.jobs(output)]
+    tests = [read_json(folder.evaluation) for folder in folders]
+    metrics = [read_metrics(folder.metrics) for folder in folders]
+    y, correct = _pooled(row, output)
+    return {
+        **summary,
+        # The hash of the data belongs to one fold.
+        "protocol": {key: value for key, value in tests[0]["protocol"].items() if key != "data_sha256"},
+        "n": len(y),
+        "per_fold": {key: [test[key] for test in tests] for key in METRICS},
+        "worst_per_fold": [test["worst_class"]["ra_pgd"] for test in tests],
+        "pooled_tail": tail_accuracy(correct["pgd"], y),
+        "pooled_per_class": [float(correct["pgd"][y == k].mean()) for k in range(CLASSES)],
+        "seconds": [sum(epoch["seconds"] for epoch in epochs) for epochs in metrics],
+        "alarms": [epochs[-1].get("alarms", []) for epochs in metrics],
+    }
+
+
+def compare_rows(rows: Sequence[StudyRow], output: Path, failures: Mapping[Path, str]) -> list[dict[str, Any]]:
+    """Compare each row with the first of its table, by a paired bootstrap over the same images, class by class.
+
+    Args:
+        rows: All rows of the study.
+        output: Folder of the study.
+        failures: Directories of failed jobs with the reasons; their rows are left out.
+
+    Returns:
+        The differences with their intervals, as results.json keeps them.
+    """
+    differences = []
+    for table in dict.fromkeys(row.table for row in rows):
+        baseline, *others = [row for row in rows if row.table == table]
+        if baseline.errors(output, failures):
+            continue
+        y, expected = _pooled(baseline, output)
+        for row in others:
+            if row.errors(output, failures):
+                continue
+            _, correct = _pooled(row, output)
+            for name, attack, statistic in COMPARED_METRICS:
+                difference = bootstrap_difference(correct[attack], expected[attack], y, statistic)
+                differences.append({"table": table, "label": row.label, "metric": name, **difference._asdict()})
+    return differences
+
+
+def _pooled(row: StudyRow, output: Path) -> tuple[NDArray[np.int64], dict[str, NDArray[np.bool_]]]:
+    """Return the labels of all images in the order of their ids, and per attack whether the prediction was right."""
+    parts = [np.load(RunDir(job.output).predictions) for job in row.jobs(output)]
+    ids, y, clean, pgd = (np.concatenate([part[key] for part in parts]) for key in ("ids", "y", "clean", "pgd"))
+    order = np.argsort(ids)
+    return y[order], {"clean": (clean == y)[order], "pgd": (pgd == y)[order]}

@@ -1,0 +1,92 @@
+"""How numbers, durations and names are printed, and how text is escaped for each output format. No torch."""
+
+import re
+
+import markupsafe
+import rich.markup
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins with one of these
+LATEX = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "ε": r"$\varepsilon$",
+    "ℓ": r"$\ell$",
+    "∞": r"$_\infty$",
+    "\n": " ",
+}
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the largest unit that fits, such as `45 s`, `12 min`, `3.5 h` or `4 days`."""
+    for unit, length, limit in (("s", 1, 90), ("min", 60, 5400)):
+        if seconds < limit:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h" if seconds < 259_200 else f"{seconds / 86_400:.0f} days"
+
+
+def format_percent(share: float, digits: int = 1) -> str:
+    """Return a share in [0, 1] as a number of percent, without the sign: `46.3` for 0.463."""
+    return f"{100 * share:.{digits}f}"
+
+
+def format_mean_sd(mean: float, sd: float | None, digits: int = 1) -> str:
+    """Return `46.3 ± 0.4`; only the mean where there is no standard deviation."""
+    return f"{mean:.{digits}f}" if sd is None else f"{mean:.{digits}f} ± {sd:.{digits}f}"
+
+
+def format_value(value: object) -> str:
+    """Return a setting as text: floats with six significant digits, anything else as `str` has it."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def format_radius(value: float) -> str:
+    """Return the size of a perturbation as people type it: `8/255` where it is a multiple of 1/255, else a number."""
+    levels = value * 255
+    return f"{levels:.0f}/255" if levels > 0.5 and abs(levels - round(levels)) < 1e-6 else format_value(value)
+
+
+def method_label(name: str) -> str:
+    """Return the label of a method made from the last part of a run's name: `DONE-PGD` for `cifar10.done_pgd`."""
+    return name.rpartition(".")[2].upper().replace("_", "-")
+
+
+def printable(value: object) -> str:
+    """Replace what a terminal would obey, or cannot write, by question marks: names come from data."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
+
+
+def shorten(text: str, max_length: int = 24) -> str:
+    """Return one line that every font and XML can hold; a long text keeps both ends, where names differ."""
+    line = " ".join("".join(mark if mark.isprintable() else " " for mark in text).split()) or "?"
+    end = (max_length - 1) // 3
+    return line if len(line) <= max_length else f"{line[: max_length - 1 - end]}…{line[-end:]}"
+
+
+def escape_terminal(value: object) -> str:
+    """Escape for rich: neither its markup nor control characters of the terminal take effect."""
+    return rich.markup.escape(printable(value))
+
+
+def escape_markdown(text: str) -> str:
+    """Escape for a cell or a paragraph of Markdown; line breaks become spaces."""
+    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def escape_latex(text: str) -> str:
+    """Escape for LaTeX text, and write the symbols that tables use as math."""
+    return "".join(LATEX.get(mark, mark) for mark in text)
+
+
+def escape_csv(text: str) -> str:
+    """Put an apostrophe before text that a spreadsheet would compute as a formula; quoting is the writer's part."""
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def escape_html(text: str) -> str:
+    """Escape for HTML text and for quoted attributes. Templates of the report escape by themselves."""
+    return str(markupsafe.escape(text))
