@@ -145,7 +145,7 @@ FEW = [case for case in FEW if not case.startswith("normalized") or "done" in ca
 def world(request, tmp_path_factory):
     """Return the weights of all cases on each of so many processes."""
     folder = tmp_path_factory.mktemp("world")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"}
     ranks = [str(rank) for rank in range(request.param)]
     command = [sys.executable, __file__, str(folder), str(request.param)]
     processes = [subprocess.Popen([*command, r], env=environment, stderr=subprocess.PIPE, text=True) for r in ranks]
