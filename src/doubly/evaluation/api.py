@@ -29,7 +29,6 @@ from doubly.rundir import RunDir, read_json
 from doubly.threat import Threat
 
 
-
 def evaluate(
     model: nn.Module,
     data: AnyImages,
