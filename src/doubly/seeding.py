@@ -43,6 +43,11 @@ class BatchGenerator:
         """
         self.generator, self.rows = generator, rows
 
+    @staticmethod
+    def of(generator: "BatchGenerator | torch.Generator") -> "BatchGenerator":
+        """Return the generator, or one that wraps it if it is torch's."""
+        return BatchGenerator(generator) if isinstance(generator, torch.Generator) else generator
+
     def uniform(self, like: Tensor) -> Tensor:
         """Return uniform numbers in [0, 1) of the shape, device and dtype of `like`."""
         start, total = self.rows or Rows(0, len(like))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from doubly import __version__
-from doubly.attacks.forward import twin
+from doubly.attacks.mode import twin
 from doubly.cli import doctor
 
 

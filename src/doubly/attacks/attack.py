@@ -43,8 +43,3 @@ class Attack:
     def scaled(self, factor: float) -> Self:
         """Return the same attack within `factor` times the radius."""
         return replace(self, threat=self.threat.scaled(factor))  # type: ignore[type-var]
-
-
-def batch_generator(generator: BatchGenerator | torch.Generator) -> BatchGenerator:
-    """Return random numbers for the rows of a batch, made from a torch generator if that was given."""
-    return BatchGenerator(generator) if isinstance(generator, torch.Generator) else generator

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks.forward import Forward, connected
+from doubly.attacks.mode import Forward, connected
 
 ROWS = {"cpu": 64, "cuda": 512}  # images at a time: on a CPU the activations of more do not fit the cache
 MULTIPLE = 16  # torch convolves fewer rows in another way, which would mean another compilation

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly.attacks.attack import Attack
-from doubly.attacks.forward import Mode
+from doubly.attacks.mode import Mode
 from doubly.attacks.pgd import PGD, Start
 from doubly.losses import CrossEntropy, Loss, check_plain
 from doubly.seeding import BatchGenerator

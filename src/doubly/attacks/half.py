@@ -16,18 +16,13 @@ BATCH_FACTOR = 256.0  # losses have gradients of at most about 1 at the logits, 
 
 
 @contextmanager
-def scaled_gradients(model: nn.Module, device: torch.device, *, per_sample: bool) -> Iterator[None]:
-    """Scale the network's gradients inside, if autocast computes in fp16; parameters must be frozen.
+def scaled_gradients(model: nn.Module, *, per_sample: bool) -> Iterator[None]:
+    """Scale the gradients of a network that computes in fp16 inside; parameters must be frozen.
 
     Args:
         model: The network.
-        device: Its device.
         per_sample: Whether each sample has a factor of its own, or one serves all.
     """
-    fp16 = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) is torch.float16
-    if not fp16:
-        yield
-        return
     hook = model.register_forward_hook(_scale_per_sample if per_sample else _scale_batch)
     try:
         yield

@@ -3,14 +3,28 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks.forward import Mode
 from doubly.attacks.half import scaled_gradients
 from doubly.seeding import forked
+
+Mode = Literal["eval", "train"]  # of the network while it is attacked
+
+
+class Forward(Protocol):
+    """Anything that maps images to logits: a network, or a faster form of it."""
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+def connected(logits: Tensor, x: Tensor) -> Tensor:
+    """Return logits that have a gradient with respect to x, a zero one where the network ignores its input."""
+    if torch.is_grad_enabled() and x.requires_grad and not logits.requires_grad:
+        return logits + 0 * x.flatten(1).sum(1, keepdim=True)
+    return logits
 
 
 def model_device(model: nn.Module) -> torch.device:
@@ -56,6 +70,10 @@ def frozen_parameters(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_()
 
 
+def _autocasts_to_fp16(device_type: str) -> bool:
+    return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) is torch.float16
+
+
 @contextmanager
 def attack_context(model: nn.Module, mode: Mode) -> Iterator[None]:
     """Freeze parameters and running statistics inside, in evaluation mode or ("train") in the mode it is in.
@@ -64,7 +82,8 @@ def attack_context(model: nn.Module, mode: Mode) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(frozen_parameters(model))
-        stack.enter_context(scaled_gradients(model, model_device(model), per_sample=mode == "eval"))
+        if _autocasts_to_fp16(model_device(model).type):
+            stack.enter_context(scaled_gradients(model, per_sample=mode == "eval"))
         if mode == "eval":
             stack.enter_context(eval_mode(model))
         else:

@@ -12,9 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks.attack import Attack, batch_generator
-from doubly.attacks.forward import Mode
-from doubly.attacks.mode import attack_context
+from doubly.attacks.attack import Attack
+from doubly.attacks.mode import Mode, attack_context
 from doubly.bilevel import Box, SignStep, projected_descent
 from doubly.checks import check_images, check_scores
 from doubly.errors import UsageError
@@ -52,7 +51,7 @@ class NFGSM(Attack):
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
         check_images(x, y)
         image_range = Box(-x, 1 - x)
-        start = self.noise * self.threat.radius * (2 * batch_generator(generator).uniform(x) - 1)
+        start = self.noise * self.threat.radius * (2 * BatchGenerator.of(generator).uniform(x) - 1)
 
         def inner(delta: Tensor) -> Tensor:
             logits = model(x + delta)

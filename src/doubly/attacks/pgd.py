@@ -7,9 +7,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks.attack import Attack, batch_generator
-from doubly.attacks.forward import Forward, Mode, connected
-from doubly.attacks.mode import attack_context
+from doubly.attacks.attack import Attack
+from doubly.attacks.mode import Forward, Mode, attack_context, connected
 from doubly.bilevel import SignStep, StepRule, projected_descent
 from doubly.bilevel.rows import per_row
 from doubly.checks import check_finite, check_images, check_scores
@@ -97,7 +96,7 @@ class PGD(Attack):
             delta, of the shape of `x`.
         """
         check_images(x, y)
-        draws = batch_generator(generator)
+        draws = BatchGenerator.of(generator)
         with attack_context(model, self.attack_mode):
             delta = self._attempt(model, x, y, draws, value, active)
             for _ in range(self.restarts - 1):

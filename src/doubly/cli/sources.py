@@ -26,6 +26,8 @@ def run_of(name: str, root: str | None, changes: list[str]) -> Any:
     elif place.is_file():
         run = Run(Data(Arrays(name)), SmallCNN(), Standard())
     else:
-        raise UsageError(f"there is no dataset, recipe, folder or file '{name}'{suggestion(name, [*DATASETS, *RECIPES])}")
+        raise UsageError(
+            f"there is no dataset, recipe, folder or file '{name}'{suggestion(name, [*DATASETS, *RECIPES])}"
+        )
     paths = [change if change.startswith("data.") else f"data.source.{change}" for change in changes]
     return with_root(changed(run, paths), root)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly.attacks import PGD, attack_context
-from doubly.attacks.forward import connected
+from doubly.attacks.mode import connected
 from doubly.bilevel.rows import flat
 from doubly.evaluation.result import EvalResult
 from doubly.losses import CrossEntropy

@@ -65,7 +65,7 @@ class TrainState:
     best_score: float | None = None  # on the hold-out
     peak_ra_pgd: float = 0.0  # highest accuracy under attack of the validations
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Steps of one epoch."""
         return steps_per_epoch(len(self.data.train), self.run.batch_size, self.communicator.world_size)

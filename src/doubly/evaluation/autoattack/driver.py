@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from doubly.attacks import model_device
 from doubly.attacks.autoattack import AutoAttack, Part
-from doubly.attacks.forward import Forward
+from doubly.attacks.mode import Forward
 from doubly.bilevel.rows import flat
 from doubly.checks import check_logits
 from doubly.data import Images
