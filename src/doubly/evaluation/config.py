@@ -55,7 +55,7 @@ class EvalConfig:
     shard: tuple[int, int] = (0, 1)
     """K N: run only AutoAttack, on its chunks K, K + N, K + 2N, …; a last call without it combines all chunks"""
     trust: bool = True
-    """check whether the numbers can be trusted, with a few further attacks"""
+    """checks of whether the numbers can be trusted, by a few further attacks; --no-trust leaves them out"""
     trust_images: int = 128
     """number of images for the checks that run further attacks"""
     tail_share: float = 0.3
