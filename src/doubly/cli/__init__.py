@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 for wrong input, 130 or 143 after a signal, 75 if another process of the run was lost.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = [*(sys.argv[1:] if arguments is None else arguments)]  # `list` may be the module of that verb here
     rank = os.environ.get("RANK", "0") if _is_distributed() else "0"
     OUT.quiet = rank != "0"  # of the processes of torchrun only the first prints results
     name = "doubly" if rank == "0" else f"doubly, process {rank}"

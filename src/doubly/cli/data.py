@@ -18,13 +18,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from doubly.cli.options import parse_options, pop_flag
+from doubly.cli.options import DataRoot, parse_options, pop_flag
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
 from doubly.text import escape_terminal
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
-Root = Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the cache)")]
 
 
 def data(arguments: list[str], out: Console, err: Console) -> int:
@@ -97,7 +96,7 @@ class InspectOptions:
 
     name: Name
     """dataset, recipe, folder of class folders, or .npz or .safetensors file"""
-    data_root: Root = None
+    data_root: DataRoot = None
     """folder with the dataset's files"""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: NAME.png)")] = None
     """picture to draw"""
@@ -151,13 +150,13 @@ class ImbalanceOptions:
 
     name: Name
     """dataset, recipe, folder of class folders, or .npz or .safetensors file"""
-    ratio: tuple[float, ...]
+    ratio: Annotated[tuple[float, ...], tyro.conf.arg(metavar="NUMBER…")]
     """share of its images that the smallest class keeps; several ratios make several files"""
     profile: Literal["step", "exponential"] = "step"
     """step: the first half of the classes loses images; exponential: each class keeps more than the one before it"""
     seed: int = 0
     """decides which images are kept"""
-    data_root: Root = None
+    data_root: DataRoot = None
     """folder with the dataset's files"""
     output: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path(".")
     """folder for the files"""

@@ -25,7 +25,9 @@ class EvaluateOptions:
     attacks, with intervals, and checks of whether the numbers can be trusted. Writes evaluation.json, evaluation.npz
     and gallery.npz. --set FIELD=JSON changes a field of the dataset, as in --set batches=2."""
 
-    directory: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
+    directory: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR]", help_behavior_hint="")] = (
+        None
+    )
     """run directory"""
     config: Annotated[EvalConfig, tyro.conf.arg(name="")] = field(default_factory=EvalConfig)
     """settings"""
@@ -64,9 +66,13 @@ class EvaluateOptions:
     data: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the data of the run)")] = (
         None
     )
-    """images for your network, of which the test images are used: a dataset, a recipe, a folder of class folders, or an
-    .npz or .safetensors file"""
-    data_root: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the cache)")] = None
+    """test images for your network: of a dataset, recipe, folder of class folders, .npz or .safetensors file"""
+    data_root: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="DIR", help_behavior_hint="(default: that of the run, or where doubly data fetch puts them)"
+        ),
+    ] = None
     """folder with the dataset's files"""
 
     @property

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -12,6 +12,10 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from doubly.errors import UsageError
 
 T = TypeVar("T")
+DataRoot = Annotated[
+    str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: where doubly data fetch puts them)")
+]
+"""The option --data-root: the folder with the files of the datasets."""
 
 _REGISTRY = ConstructorRegistry()
 

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from doubly.cli.options import parse_options
+from doubly.cli.options import DataRoot, parse_options
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
 from doubly.text import duration
@@ -55,7 +55,7 @@ class ReproduceOptions:
         ),
     ] = None
     """folder for the runs; tables and figures of one scale share their runs"""
-    data_root: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the cache)")] = None
+    data_root: DataRoot = None
     """folder with the datasets' files"""
     images: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: that of the scale)")] = (
         None

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from doubly.cli.options import parse_options
+from doubly.cli.options import DataRoot, parse_options
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
 from doubly.metric_names import METRICS
@@ -39,7 +39,7 @@ class SearchOptions:
         tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: epochs, learning rate and weight decay)"),
     ] = None
     """JSON file with the grid: an object from dotted fields to lists of values, as in {"epochs": [40, 60]}"""
-    data_root: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the cache)")] = None
+    data_root: DataRoot = None
     """folder with the dataset's files"""
     tensorboard: bool = False
     """also write curves for TensorBoard into each trial; needs the extra doubly[tensorboard]"""

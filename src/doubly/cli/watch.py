@@ -25,7 +25,7 @@ class WatchOptions:
     every: int = 2
     """seconds between two updates"""
     once: bool = False
-    """print the current state and end; the default where the output is not a terminal"""
+    """print the current state and end, as happens where the output is not a terminal"""
 
 
 def watch(arguments: list[str], out: Console, err: Console) -> int:
