@@ -107,7 +107,17 @@ def loud():
 EPSILON = 0.27  # of twelve images two stand, both in the last chunk
 AUTOATTACK = ["--epsilon", EPSILON, "--autoattack", "--images", 12, "--autoattack-chunk-size", 3]
 PLAIN = ["--attacks", "pgd", "--no-trust"]
-SEVERAL = ["--epsilon", 0.9, "--attacks", "pgd", "--no-trust", "--images", 12, "--autoattack-chunk-size", 3]  # none stands
+SEVERAL = [
+    "--epsilon",
+    0.9,
+    "--attacks",
+    "pgd",
+    "--no-trust",
+    "--images",
+    12,
+    "--autoattack-chunk-size",
+    3,
+]  # none stands
 LABELS = range(4)
 
 
@@ -950,7 +960,9 @@ def test_an_evaluation_whose_arrays_are_cut_is_not_compared(own, plain, tmp_path
     if kept is not None:
         file.write_bytes(data[:kept])
     code, _, err = closed(own, "compare", plain[0], path)
-    assert code == 2 and "do not hold a complete evaluation" in one_sentence(err) and "run `doubly evaluate` again" in err
+    assert (
+        code == 2 and "do not hold a complete evaluation" in one_sentence(err) and "run `doubly evaluate` again" in err
+    )
 
 
 @pytest.mark.parametrize("spoilt", ["evaluation.json", "evaluation.npz"])
