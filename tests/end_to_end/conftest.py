@@ -1,16 +1,22 @@
-"""Real processes for tests that send signals: Python and torch are imported once, and each run is forked from there."""
+"""Real processes for tests that send signals, forked from one that has imported torch; networks to evaluate."""
 
+import io
 import json
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from doubly.cli import main
 from doubly.rundir import read_metrics, sha256
 
 DEADLINE = 600.0  # seconds that a test waits for an event before it fails; on an idle machine events take a few
@@ -184,3 +190,66 @@ def doubly(tmp_path, fork_server):
     runs = Doubly(tmp_path, fork_server)
     yield runs
     runs.close()
+
+
+# --- networks and evaluations ----------------------------------------------------------------------------------------
+
+tools = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("workshop.py"))))
+
+
+def call_in(folder, *words):
+    """Call `doubly` in this process, for fixtures of a module: (exit code, stdout, stderr)."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        code = main([str(word) for word in words])
+    assert code == 0, err.getvalue()
+    return out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory):
+    """Return a folder with networks, weights and images."""
+    folder = tmp_path_factory.mktemp("workshop")
+    tools.write_workshop(folder)
+    return folder
+
+
+@pytest.fixture
+def run(cli, workshop, monkeypatch):
+    """Return a function that calls `doubly` in the folder with the networks; the output goes elsewhere."""
+    monkeypatch.chdir(workshop)
+    return cli
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture(scope="session")
+def whole(workshop):
+    """Return the folder of an evaluation with AutoAttack that nothing disturbed, and what it printed."""
+    return workshop / "whole", *call_in(workshop, *tools.command("linear", *tools.AUTOATTACK, output="whole"))
+
+
+@pytest.fixture
+def copy(whole, output):
+    """Return a copy of that evaluation, to be damaged."""
+    return shutil.copytree(whole[0], output)
+
+
+@pytest.fixture(scope="session")
+def plain(workshop):
+    """Return two evaluations without AutoAttack, of different weights."""
+    for name, weights in (("first", "net.safetensors"), ("second", "other.pt")):
+        call_in(workshop, *tools.command("linear", "--epsilon", 0.15, weights=weights, output=name))
+    assert "RA-AA" not in (workshop / "first" / "evaluation.json").read_text()
+    return workshop / "first", workshop / "second"
+
+
+@pytest.fixture
+def processes(doubly, workshop):
+    """Return real processes in the folder with the networks."""
+    doubly.folder = workshop
+    return doubly
