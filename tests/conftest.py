@@ -4,10 +4,14 @@ import os
 import runpy
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import settings
+from rich.console import Console
+
+from doubly.cli import main
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
@@ -83,6 +87,31 @@ def inline():
         patch.setattr("doubly.jobs.pool.ProcessPoolExecutor", Inline)
         patch.setattr("doubly.jobs.pool.core_count", lambda: 1)
         yield
+
+
+class CliResult(NamedTuple):
+    """What a call of the command line returned and printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    """Return a function that calls `doubly` in this process, in an empty folder, on a wide terminal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("doubly.cli.OUT", Console(width=200))
+    monkeypatch.setattr("doubly.cli.ERR", Console(width=200, stderr=True))
+    threads = torch.get_num_threads()
+
+    def call(*words):
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return CliResult(code, *capsys.readouterr())
+
+    yield call
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

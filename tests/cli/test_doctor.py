@@ -1,68 +1,62 @@
-from functools import partial
+"""doubly doctor."""
 
 import pytest
 import torch
 
-from doubly import __version__
-from doubly.attacks.mode import twin
+from doubly.attacks.compiled import PlainForward
 from doubly.cli import doctor
+from doubly.version import __version__
 
 
 @pytest.fixture(autouse=True)
-def quick_compiler(monkeypatch):
-    """The compiler itself takes seconds; test_forward.py asks it."""
-    monkeypatch.setattr(doctor, "twin", partial(twin, backend="eager"))
+def compiler(monkeypatch):
+    """Replace the compiler, which takes half a minute, by one that does nothing; return where its result can be set."""
     monkeypatch.setattr(doctor, "can_compile", lambda device: True)
+    compiled = {"forward": PlainForward(torch.nn.Identity()), "message": "compiled in 1 s"}
+    monkeypatch.setattr(doctor, "compile_forward", lambda model, x: tuple(compiled.values()))
+    return compiled
 
 
-def findings():
-    return {name: (text, fine) for name, text, fine in doctor.examine(True)}
+def examine():
+    return {finding.name: finding for finding in doctor.examine(try_compiler=True)}
 
 
-def test_a_sound_installation_is_found_sound():
-    found = findings()
-    assert all(fine for _, fine in found.values()), found
-    assert found["doubly"][0] == __version__ and found["torch"][0] == torch.__version__
-    assert found["threads"][0] == str(torch.get_num_threads())
-    for check in ("implicit gradient", "first-order term", "attack", "compiled attack", "checkpoint"):
-        assert found[check][0].startswith("ok")
-
-
-def test_the_global_generator_is_untouched():
+def test_a_sound_installation_is_found_sound_and_random_numbers_stay_as_they_were(cli):
     before = torch.get_rng_state()
-    findings()
+    code, out, err = cli("doctor")
+    assert (code, err) == (0, "") and __version__ in out and out.count("ok:") == 5 and "--compile tries it" in out
+    findings = examine()
+    assert all(finding.is_fine for finding in findings.values()), findings
+    assert findings["torch"].text == torch.__version__ and findings["threads"].text == str(torch.get_num_threads())
+    assert findings["compiled network"].text.startswith("ok: equal to the uncompiled one, compiled in 1 s")
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_wrong_implicit_gradient_is_noticed(monkeypatch):
-    cid = doctor.cid
-    monkeypatch.setattr(doctor, "cid", lambda *a, **k: cid(*a, **k)._replace(scalar=1.001 * cid(*a, **k).loss))
-    text, fine = findings()["implicit gradient"]
-    assert not fine and text.startswith("WRONG")
+def test_what_is_wrong_is_noticed(monkeypatch, cli, compiler):
+    cid, load = doctor.cid, doctor.load_checkpoint
 
-
-def test_an_attack_that_leaves_the_box_is_noticed(monkeypatch):
     class TooFar(doctor.PGD):
         def __call__(self, *arguments):
             return 1.01 * super().__call__(*arguments)
 
+    def wrong_cid(*arguments):
+        direction = cid(*arguments)
+        return direction._replace(loss=1.001 * direction.loss)
+
+    monkeypatch.setattr(doctor, "cid", wrong_cid)
     monkeypatch.setattr(doctor, "PGD", TooFar)
-    assert not findings()["attack"][1]
+    monkeypatch.setattr(
+        doctor, "load_checkpoint", lambda path: load(path)._replace(tensors={"model": {"tensor": torch.ones(10)}})
+    )
+    compiler |= {"forward": None, "message": "not compiled: the compiled network differs by 0.01"}
+    findings = examine()
+    for name in ("implicit gradient", "attack", "checkpoint", "compiled network"):
+        assert not findings[name].is_fine and findings[name].text.startswith("WRONG"), name
+    assert "differs by" in findings["compiled network"].text and findings["first-order term"].is_fine
+    assert cli("doctor")[0] == 2
 
 
-def test_a_checkpoint_that_changes_is_noticed(monkeypatch):
-    load = doctor.checkpoint.load
-    monkeypatch.setattr(doctor.checkpoint, "load", lambda path: ({"model": {"tensor": torch.ones(10)}}, load(path)[1]))
-    assert not findings()["checkpoint"][1]
-
-
-def test_a_compiler_that_is_wrong_is_noticed_and_one_that_is_missing_is_said(monkeypatch):
-    def wrong(graph, examples):
-        return lambda *given: tuple(1.01 * part for part in graph.forward(*given))
-
-    monkeypatch.setattr(doctor, "twin", partial(twin, backend=wrong))
-    text, fine = findings()["compiled attack"]
-    assert not fine and "differs by" in text
+def test_a_missing_compiler_is_no_error(monkeypatch):
     monkeypatch.setattr(doctor, "can_compile", lambda device: False)
-    text, fine = findings()["compiled attack"]
-    assert fine and "no C++ compiler" in text
+    for check in (doctor.check_compiler, doctor.check_compiled_network):
+        assert check(torch.device("cpu")) == (doctor.NO_COMPILER, True)

@@ -1,4 +1,4 @@
-"""What a person sees during training and evaluation."""
+"""Lines and bars during training and evaluation."""
 
 from io import StringIO
 
@@ -12,11 +12,11 @@ VALIDATION = {"on": "holdout", "n": 20, "sa": 0.5, "ra_pgd": 0.25, "ra_tail_30":
 
 
 def test_a_row_is_one_line():
-    assert describe_epoch(ROW) == "epoch 5: loss 1.235, lr 0.05"
-    weighted = {**ROW, "r": 0.1, "weight_ess": 0.5}
-    assert describe_epoch(weighted) == "epoch 5: loss 1.235, lr 0.05, r 0.1, effective share 0.50"
+    assert describe_epoch(ROW) == "epoch 5: training loss 1.23, learning rate 0.05"
+    weighted = {**ROW, "r": 0.1, "weight_ess": 0.5, "weight_mean": 1.0, "alarms": []}
+    assert describe_epoch(weighted) == f"{describe_epoch(ROW)}, r 0.1, effective sample size 0.50"
     text = describe_epoch({**ROW, "validation": VALIDATION})
-    assert text.endswith(" | holdout (n=20): SA 50.0, RA-PGD 25.0, RA-Tail-30 12.5 %")
+    assert text == f"{describe_epoch(ROW)} | holdout (n = 20): SA 50.0%, RA-PGD 25.0%, RA-Tail-30 12.5%"
 
 
 def test_files_get_lines_for_messages_validations_and_attacks():

@@ -22,12 +22,12 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def test_photos_are_trained_on_through_shards(here, photos, tmp_path, monkeypatch):
+def test_photos_are_trained_on_through_shards(cli, photos, tmp_path, monkeypatch):
     monkeypatch.setenv("DOUBLY_CACHE", str(tmp_path / "cache"))
-    code, out, err = here(
+    code, out, err = cli(
         *("train", "cifar10.small.at", "--set", "data.source=dataset.folder", "--data-root", photos),
         *("--data.source.size", 64, "--data.source.memory", 0, "--set", "data.augment=augment.resized_crop_flip"),
-        *("--set", 'model={"kind": "model.resnet18", "stem": "imagenet"}', "--epochs", 1, "--batch", 8),
+        *("--set", 'model={"kind": "model.resnet18", "stem": "imagenet"}', "--epochs", 1, "--batch-size", 8),
         *("--data.holdout", 0, "--method.attack.steps", 1, "--validation.attack.steps", 1),
         *("--recompute-activations", "--channels-last", "no", "--device", "cpu", "--threads", 1, "--output", "run"),
     )

@@ -3,33 +3,65 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import tyro
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
-from doubly.cli.options import parsed, taken
-from doubly.cli.sources import run_of
+from doubly.cli.options import DataRoot, parse_options, pop_flag
+from doubly.cli.tables import print_line
 from doubly.errors import UsageError
+from doubly.text import escape_terminal
+
+Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
-def data_verbs(arguments: list[str], out: Console) -> int:
-    asks = arguments in (["-h"], ["--help"])
-    if not arguments or asks:
-        for name, verb in VERBS.items():
-            out.print(f"{name:10} {(verb.__doc__ or '').splitlines()[0]}", highlight=False, markup=False)
-        return 0 if asks else 2
-    if arguments[0] not in VERBS:
-        raise UsageError(f"there is no verb 'data {arguments[0]}': valid are {', '.join(VERBS)}")
-    VERBS[arguments[0]](arguments[1:], out)
+def data(arguments: list[str], out: Console, err: Console) -> int:
+    """Run one of the verbs of datasets."""
+    is_help = arguments in (["-h"], ["--help"])
+    if not arguments or is_help:
+        for name, (summary, _) in DATA_VERBS.items():
+            print_line(out, f"doubly data {name:10} {summary}")
+        return 0 if is_help else 2
+    if arguments[0] not in DATA_VERBS:
+        raise UsageError(f"there is no verb 'data {arguments[0]}': valid are {', '.join(DATA_VERBS)}")
+    DATA_VERBS[arguments[0]][1](arguments[1:], out)
     return 0
 
 
-def fetch(arguments: list[str], out: Console) -> None:
-    """Download a dataset: doubly data fetch NAME [--data-root DIR]."""
-    import tyro
+@dataclass(frozen=True)
+class FetchOptions:
+    """Download a dataset: what is missing is downloaded, checked by its checksum and unpacked. A download that was
+    interrupted continues where it stopped."""
 
+    name: Name
+    """dataset"""
+    data_root: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: $DOUBLY_CACHE, or doubly in the user's cache)"),
+    ] = None
+    """folder to put it in"""
+    offline: bool = False
+    """use no network: unpack what is there, and list the files that are missing"""
+    mirror: Annotated[
+        str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="(default: the published address)")
+    ] = None
+    """address of a folder with the same files"""
+
+
+def fetch(arguments: list[str], out: Console) -> None:
+    """Download a dataset."""
+    options = parse_options(FetchOptions, arguments, "data fetch")
     from doubly.config.serialize import suggestion
     from doubly.data import DATASETS
     from doubly.data.download.dataset_files import data_folder
@@ -37,147 +69,126 @@ def fetch(arguments: list[str], out: Console) -> None:
     from doubly.data.download.fetch import fetch as fetch_files
     from doubly.data.download.published import PUBLISHED
 
-    @dataclass(frozen=True)
-    class Options:
-        """Download what is missing, judge it by its checksum, unpack it. A cut download goes on where it stopped."""
-
-        name: Annotated[str, tyro.conf.Positional]
-        """dataset"""
-        data_root: Path | None = None
-        """folder to put it in; $DOUBLY_CACHE, or doubly in the user's cache, if not given"""
-        offline: bool = False
-        """use no network: unpack what is there, or say which files are missing"""
-        mirror: str | None = None
-        """address of a folder that has the same files"""
-
-    options = parsed(Options, arguments, "data fetch")
-    if options.name in DATASETS and options.name not in PUBLISHED:
-        raise UsageError(f"there is nothing to fetch for '{options.name}': it reads what you have")
     if options.name not in PUBLISHED:
-        raise UsageError(f"there is nothing to fetch for '{options.name}'{suggestion(options.name, PUBLISHED)}")
+        is_local = options.name in DATASETS
+        reason = ": it reads what you have" if is_local else suggestion(options.name, PUBLISHED)
+        raise UsageError(f"there is nothing to fetch for '{options.name}'{reason}")
     root = data_folder(options.data_root)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=out, disable=not out.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
-        def progress(name: str, done: int, whole: int | None) -> None:
+        def update_bar(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
-                tasks[name] = bars.add_task(name, total=whole)
-            bars.update(tasks[name], completed=done, total=whole)
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done, total=total)
 
-        def say(line: str) -> None:
-            bars.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        listener = Listener(lambda line: print_line(bars.console, line), update_bar)
+        fetch_files(PUBLISHED[options.name], root, offline=options.offline, mirror=options.mirror, listener=listener)
+    print_line(out, f"now: doubly data inspect {options.name} --data-root {root}")
 
-        fetch_files(
-            PUBLISHED[options.name],
-            root,
-            offline=options.offline,
-            mirror=options.mirror,
-            listener=Listener(say, progress),
-        )
-    out.print(
-        f"now: doubly data inspect {options.name} --data-root {root}", highlight=False, markup=False, soft_wrap=True
-    )
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """Print the classes of a dataset with their numbers of images, size and channel statistics, and draw some images
+    of each class. Of a recipe it shows what the recipe makes of its dataset. --set FIELD=JSON changes a field of the
+    dataset, as in --set size=32."""
+
+    name: Name
+    """dataset, recipe, folder of class folders, or .npz or .safetensors file"""
+    data_root: DataRoot = None
+    """folder with the dataset's files"""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: NAME.png)")] = None
+    """picture to draw"""
+    columns: int = 12
+    """images per class in the picture"""
 
 
 def inspect(arguments: list[str], out: Console) -> None:
-    """Counts, shapes, channel means and a contact sheet: doubly data inspect NAME|RECIPE [--data-root DIR]."""
-    import tyro
-
+    """Print the size of a dataset, and draw some images of each class."""
+    words = list(arguments)
+    changes = pop_flag(words, "--set")
+    options = parse_options(InspectOptions, words, "data inspect")
+    from doubly.cli.sources import run_for_source
     from doubly.data import load_splits, train_split
     from doubly.data.contact_sheet import contact_sheet
     from doubly.data.sources.decoding import SUFFIXES
 
-    @dataclass(frozen=True)
-    class Options:
-        """Show a dataset, or what a recipe makes of it. --set FIELD=JSON changes a field of it, as in --set size=32."""
-
-        name: Annotated[str, tyro.conf.Positional]
-        """dataset or recipe"""
-        data_root: str | None = None
-        """folder with its files"""
-        output: Path | None = None
-        """contact sheet to draw; NAME.png if not given"""
-        columns: int = 12
-        """images per class on the contact sheet"""
-
-    words = list(arguments)
-    changes = taken(words, "--set")
-    options = parsed(Options, words, "data inspect")
     if options.columns < 1:
         raise UsageError(f"columns must be at least 1, got {options.columns}")
-    sheet = options.output or Path(f"{options.name}.png")
-    if sheet.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{sheet} names no kind of picture: end it in .png")
-    run = run_of(options.name, options.data_root, changes)
+    picture = options.output or Path(f"{options.name}.png")
+    if picture.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{picture} is not the name of a picture: end it in .png")
+    run = run_for_source(options.name, options.data_root, changes)
     splits = load_splits(run.data)
     train, test = train_split(run.data, splits).train, splits.test
-    table = Table("class", "train", "test", title=options.name)
+    table = Table("class", "train", "test", title=escape_terminal(options.name))
     for name, *counts in zip(train.classes, train.counts().tolist(), test.counts().tolist(), strict=True):
-        table.add_row(name, *(f"{count:,}" for count in counts))
+        table.add_row(escape_terminal(name), *(f"{count:,}" for count in counts))
     table.add_section()
     table.add_row("all", f"{len(train):,}", f"{len(test):,}", style="bold")
     out.print(table)
     mean, std = train.channel_statistics()
     kind = "bytes" if str(train.x.dtype) == "torch.uint8" else "floats"
     shape = "x".join(map(str, train.x.shape[1:]))
-    for line in (
-        f"{shape} {kind}; training mean {_numbers(mean)}, standard deviation {_numbers(std)}",
-        *([splits.note] if splits.note else []),
-    ):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
-    contact_sheet(train, options.columns).save(sheet)
-    out.print(f"wrote {sheet}", highlight=False, markup=False, soft_wrap=True)
+    print_line(out, f"{shape} {kind}; training mean {_numbers(mean)}, standard deviation {_numbers(std)}")
+    if splits.note:
+        print_line(out, splits.note)
+    contact_sheet(train, options.columns).save(picture)
+    print_line(out, f"wrote {picture}")
 
 
 def _numbers(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:.4f}" for value in values)
 
 
-def imbalance(arguments: list[str], out: Console) -> None:
-    """Write which training images stay: doubly data imbalance NAME --ratio 0.2 [--profile step|exponential]."""
-    import tyro
+@dataclass(frozen=True)
+class ImbalanceOptions:
+    """Choose training images so that the classes are imbalanced, and write which, as one JSON file for each ratio. A
+    run trains on these images with --set data.imbalance='{"kind": "imbalance.selected", "file": FILE}'.
+    --set FIELD=JSON changes a field of the dataset."""
 
+    name: Name
+    """dataset, recipe, folder of class folders, or .npz or .safetensors file"""
+    ratio: Annotated[tuple[float, ...], tyro.conf.arg(metavar="NUMBER…")]
+    """share of its images that the smallest class keeps; several ratios make several files"""
+    profile: Literal["step", "exponential"] = "step"
+    """step: the first half of the classes loses images; exponential: each class keeps more than the one before it"""
+    seed: int = 0
+    """decides which images are kept"""
+    data_root: DataRoot = None
+    """folder with the dataset's files"""
+    output: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path(".")
+    """folder for the files"""
+
+
+def imbalance(arguments: list[str], out: Console) -> None:
+    """Write which training images are kept."""
+    words = list(arguments)
+    changes = pop_flag(words, "--set")
+    options = parse_options(ImbalanceOptions, words, "data imbalance")
+    from doubly.cli.sources import run_for_source
     from doubly.config.serialize import to_json
     from doubly.data import IMBALANCES, load_splits
     from doubly.data.imbalance import selection_file
     from doubly.rundir import write_json
 
-    @dataclass(frozen=True)
-    class Options:
-        """One JSON for each ratio, to be shared, and named by a run: --set
-        data.imbalance='{"kind": "imbalance.selected", "file": FILE}'. --set FIELD=JSON changes a field of the
-        dataset."""
-
-        name: Annotated[str, tyro.conf.Positional]
-        """dataset or recipe"""
-        ratio: tuple[float, ...]
-        """share of the images that the smallest class keeps; several make several files"""
-        profile: Literal["step", "exponential"] = "step"
-        """step: the first half of the classes loses images; exponential: less and less from the first to the last"""
-        seed: int = 0
-        """which images stay"""
-        data_root: str | None = None
-        """folder with its files"""
-        output: Path = Path(".")
-        """folder for the files"""
-
-    words = list(arguments)
-    changes = taken(words, "--set")
-    options = parsed(Options, words, "data imbalance")
     if not options.ratio:
         raise UsageError("give at least one --ratio, as in --ratio 0.1 0.2 0.5")
-    kinds = [IMBALANCES[options.profile](ratio, options.seed) for ratio in options.ratio]
-    run = run_of(options.name, options.data_root, changes)
-    train = load_splits(run.data).train
-    chosen = [train.subset(kind.keep(train.y, len(train.classes))) for kind in kinds]  # all before any is written
+    imbalances = [IMBALANCES[options.profile](ratio, options.seed) for ratio in options.ratio]
+    source = run_for_source(options.name, options.data_root, changes).data
+    train = load_splits(source).train
+    subsets = [train.subset(each.keep(train.y, len(train.classes))) for each in imbalances]  # all before any is written
     options.output.mkdir(parents=True, exist_ok=True)
-    for kind, kept in zip(kinds, chosen, strict=True):
-        path = options.output / f"{options.name}-{options.profile}-{kind.ratio!r}-s{options.seed}.json"
-        write_json(path, selection_file(kept, {"dataset": to_json(run.data.source), "imbalance": to_json(kind)}))
-        counts = " ".join(map(str, kept.counts().tolist()))
-        line = f"{path}: {len(kept):,} of {len(train):,} images stay, by class {counts}"
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+    for each, subset in zip(imbalances, subsets, strict=True):
+        path = options.output / f"{options.name}-{options.profile}-{each.ratio!r}-s{options.seed}.json"
+        write_json(path, selection_file(subset, {"dataset": to_json(source.source), "imbalance": to_json(each)}))
+        counts = " ".join(map(str, subset.counts().tolist()))
+        print_line(out, f"{path}: {len(subset):,} of {len(train):,} images are kept, by class {counts}")
 
 
-VERBS: dict[str, Callable[[list[str], Console], None]] = {"fetch": fetch, "inspect": inspect, "imbalance": imbalance}
+DATA_VERBS: dict[str, tuple[str, Callable[[list[str], Console], None]]] = {
+    "fetch": ("Download a dataset: doubly data fetch NAME [--data-root DIR]", fetch),
+    "inspect": ("Count and draw the images of a dataset: doubly data inspect NAME [--data-root DIR]", inspect),
+    "imbalance": ("Choose images so that classes are imbalanced: doubly data imbalance NAME --ratio 0.2", imbalance),
+}

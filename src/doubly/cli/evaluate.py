@@ -3,113 +3,142 @@
 import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from rich.console import Console
 
 from doubly.callbacks import Callback
-from doubly.cli.options import parsed, taken
-from doubly.cli.tables import say, show
+from doubly.cli.options import parse_options, pop_flag
+from doubly.cli.tables import print_evaluation, print_line
 from doubly.errors import UsageError
-from doubly.jobs.signals import interrupt_on_signals
+from doubly.evaluation.config import EvalConfig
+
+if TYPE_CHECKING:
+    from doubly.evaluation.result import EvalResult
+    from doubly.threat import Threat
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Evaluate the network of a run directory, or any network (--model, --weights, --data): accuracy per class under
+    attacks, with intervals, and checks of whether the numbers can be trusted. Writes evaluation.json, evaluation.npz
+    and gallery.npz. --set FIELD=JSON changes a field of the dataset, as in --set batches=2."""
+
+    directory: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR]", help_behavior_hint="")] = (
+        None
+    )
+    """run directory"""
+    config: Annotated[EvalConfig, tyro.conf.arg(name="")] = field(default_factory=EvalConfig)
+    """settings"""
+    attacks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…")] = ("pgd", "margin")
+    """names from `doubly list attacks`; pgd: 20 steps on the cross-entropy; margin: the same on the logit margin"""
+    autoattack: bool = False
+    """also run AutoAttack (RA-AA); takes hours on large networks, and resumes where it was stopped"""
+    quick: bool = False
+    """also run only two attacks of AutoAttack, APGD-CE and APGD-T (RA-APGD), which is rarely far from RA-AA"""
+    threat: Annotated[
+        Literal["linf", "l2"] | None,
+        tyro.conf.arg(metavar="{linf,l2}", help_behavior_hint="(default: that of the run, or linf)"),
+    ] = None
+    """what the attacker may do"""
+    epsilon: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="NUMBER", help_behavior_hint="(default: that of the run, or 8/255 for linf and 0.5 for l2)"
+        ),
+    ] = None
+    """radius of the threat, such as 8/255"""
+    jobs: int = 1
+    """number of processes that share AutoAttack's chunks"""
+    checkpoint: Literal["last", "best"] = "last"
+    """checkpoint of a run: that of the last epoch, or of the best on the hold-out"""
+    device: str = "auto"
+    """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
+    model: Annotated[
+        str | None, tyro.conf.arg(metavar="M:F", help_behavior_hint="(default: the network of the run)")
+    ] = None
+    """package.module:function that builds your network"""
+    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
+        None
+    )
+    """weights of your network: safetensors, or a state dict saved by torch"""
+    data: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the data of the run)")] = (
+        None
+    )
+    """test images for your network: of a dataset, recipe, folder of class folders, .npz or .safetensors file"""
+    data_root: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="DIR", help_behavior_hint="(default: that of the run, or where doubly data fetch puts them)"
+        ),
+    ] = None
+    """folder with the dataset's files"""
+
+    @property
+    def attack_names(self) -> tuple[str, ...]:
+        """All attacks, AutoAttack included."""
+        ensemble = ("autoattack",) if self.autoattack else ("quick",) if self.quick else ()
+        return (*self.attacks, *ensemble)
 
 
 def evaluate(arguments: list[str], out: Console, err: Console) -> int:
     """Evaluate a run directory, or a network of the user's own."""
+    options, changes = parse_evaluate_options(arguments)
     from doubly.cli.progress import terminal_progress
     from doubly.distributed.launch import launched
     from doubly.jobs.shards import run_shards
+    from doubly.jobs.signals import interrupt_on_signals
 
-    options, changes = _options(arguments)
     rank, world_size = launched()
     with interrupt_on_signals():
         if options.jobs > 1 and world_size > 1:
             raise UsageError("the processes of torchrun share AutoAttack's chunks by themselves: leave out --jobs")
         if options.jobs > 1 and not options.config.sharded:
             words = list(arguments)
-            taken(words, "--jobs")
-            run_shards(words, options.jobs, lambda message: say(err, message))
+            pop_flag(words, "--jobs")
+            run_shards(words, options.jobs, lambda message: print_line(err, message))
         with terminal_progress(err, bars=rank == 0) as callback:
             if options.directory is not None:
-                result, folder = _evaluate_run(options, callback)
+                result, folder = _evaluate_run(options, options.directory, callback)
             else:
                 result, folder = _evaluate_network(options, changes, callback)
     if options.config.sharded:
-        say(out, f"{result.autoattack['chunks']} chunks are finished; a call without --shard combines them")
+        print_line(out, f"{result.autoattack['chunks']} chunks are finished; a call without --shard combines them")
         return 0
-    show(result, str(options.directory or options.model), out)
-    say(out, f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.npz'}")
+    print_evaluation(result, str(options.directory or options.model), out)
+    print_line(out, f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.npz'}")
     return 0
 
 
-def _options(arguments: list[str]) -> tuple[Any, list[str]]:
-    import tyro
+def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[str]]:
+    """Parse the arguments of doubly evaluate.
 
-    from doubly.evaluation.config import EvalConfig
+    Returns:
+        The options, and what was given as --set.
 
-    @dataclass(frozen=True)
-    class Options:
-        """Evaluate a run directory, or any network (--model, --weights, --data): accuracy per class under attacks, with
-        intervals, and checks of whether the numbers can be trusted. Writes evaluation.json, evaluation.npz and
-        gallery.npz. --set FIELD=JSON changes a field of the dataset, as in --set batches=2."""
-
-        directory: Annotated[Path | None, tyro.conf.Positional] = None
-        """run directory"""
-        config: Annotated[EvalConfig, tyro.conf.arg(name="")] = field(default_factory=EvalConfig)
-        """settings"""
-        attacks: tuple[str, ...] = ("pgd", "margin")
-        """names from `doubly list attacks`; pgd: 20 steps on the cross-entropy; margin: the same on the logit margin"""
-        autoattack: bool = False
-        """also run AutoAttack (RA-AA); takes hours on large networks, and resumes where it was stopped"""
-        quick: bool = False
-        """also run its two attacks APGD-CE and APGD-T only (RA-APGD), which is rarely far from RA-AA"""
-        threat: Literal["linf", "l2"] | None = None
-        """what the attacker may do; none: the run's own threat, or linf"""
-        epsilon: str | None = None
-        """radius of the threat, such as 8/255; none: the run's own, or 8/255 for linf and 0.5 for l2"""
-        jobs: int = 1
-        """processes that share AutoAttack's chunks"""
-        checkpoint: Literal["last", "best"] = "last"
-        """checkpoint of a run: that of the last epoch, or the best on the hold-out"""
-        device: str = "auto"
-        """auto, cpu, cuda, …"""
-        model: str | None = None
-        """package.module:function that builds your network"""
-        weights: str | None = None
-        """weights of your network: safetensors, or a state dict saved by torch; none: as the function returns it"""
-        data: str | None = None
-        """images for your network: a dataset, a recipe, a folder of class folders, or an .npz or .safetensors file;
-        the test images are used"""
-        data_root: str | None = None
-        """folder with the dataset's files"""
-
+    Raises:
+        UsageError: If options do not fit together, or a value is refused.
+        SystemExit: After --help, or after a message about a flag.
+    """
     words = list(arguments)
-    changes = taken(words, "--set")
-    options = parsed(Options, words, "evaluate")
-    _check_options(options, changes)
-    return options, changes
-
-
-def _check_options(options: Any, changes: list[str]) -> None:
+    changes = pop_flag(words, "--set")
+    options = parse_options(EvaluateOptions, words, "evaluate")
     if options.autoattack and options.quick:
         raise UsageError("give --autoattack or --quick: the second is part of the first")
     if options.jobs < 1:
         raise UsageError(f"jobs run in at least 1 process, got {options.jobs}")
-    if (options.jobs > 1 or options.config.sharded) and not {"autoattack", "quick"} & set(_attack_names(options)):
+    if (options.jobs > 1 or options.config.sharded) and not {"autoattack", "quick"} & set(options.attack_names):
         raise UsageError("--jobs and --shard share AutoAttack's chunks: add --autoattack or --quick")
     if options.directory is None and (options.model is None or options.data is None):
         raise UsageError("give a run directory, or --model package.module:function with --weights FILE and --data NAME")
     if options.directory is not None and (options.data or options.weights or changes):
         raise UsageError("a run directory knows its data and weights: leave out --data, --weights and --set")
+    return options, changes
 
 
-def _attack_names(options: Any) -> tuple[str, ...]:
-    ensemble = ("autoattack",) if options.autoattack else ("quick",) if options.quick else ()
-    return (*options.attacks, *ensemble)
-
-
-def _threat(options: Any, default: Any) -> Any:
-    """Return the threat asked for; the default where nothing is, or where only the kind of the default is."""
+def _threat(options: EvaluateOptions, default: "Threat | None") -> "Threat | None":
+    """Return the threat of the options; the default if they name none, or only the kind of the default."""
     from doubly.config.serialize import parse_number
     from doubly.threat import THREATS, LinfBall
 
@@ -119,29 +148,29 @@ def _threat(options: Any, default: Any) -> Any:
     return default if options.threat is None or type(default) is kind else kind()
 
 
-def _evaluate_run(options: Any, callback: Callback) -> tuple[Any, Path]:
+def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
     from doubly.checkpoints.load import load_run
     from doubly.config.user_code import UserModel
     from doubly.evaluation.api import evaluate_run
 
-    own = load_run(options.directory).validation.attack.threat
-    threat = _threat(options, own)
+    trained_threat = load_run(directory).validation.attack.threat
+    threat = _threat(options, trained_threat)
     result = evaluate_run(
-        options.directory,
+        directory,
         which=options.checkpoint,
         architecture=UserModel(options.model) if options.model else None,
         device=options.device,
-        attacks=_attack_names(options),
-        threat=None if threat == own else threat,
+        attacks=options.attack_names,
+        threat=None if threat == trained_threat else threat,
         root=options.data_root,
         config=options.config,
         callbacks=[callback],
     )
-    return result, options.config.output or options.directory
+    return result, options.config.output or directory
 
 
-def _evaluate_network(options: Any, changes: list[str], callback: Callback) -> tuple[Any, Path]:
-    from doubly.cli.sources import run_of
+def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
+    from doubly.cli.sources import run_for_source
     from doubly.config.device import select_device
     from doubly.config.user_code import UserModel
     from doubly.distributed import join_processes
@@ -149,31 +178,26 @@ def _evaluate_network(options: Any, changes: list[str], callback: Callback) -> t
     from doubly.seeding import global_generators
     from doubly.training.setup import load_run_splits
 
+    assert options.model is not None and options.data is not None  # as parse_evaluate_options checks
+    folder = options.config.output or Path("evaluations") / _folder_name(options.model, options.weights)
     with join_processes() as communicator:
-        splits = load_run_splits(run_of(options.data, options.data_root, changes), communicator, Callback())
+        run = run_for_source(options.data, options.data_root, changes)
+        splits = load_run_splits(run, communicator, Callback())
         test = splits.test
         with global_generators(0):  # a function that loads no weights returns the same network each time
             model = UserModel(options.model, options.weights).build(test.x.shape[1], len(test.classes), [0.0], [1.0])
+        model.to(select_device(options.device, communicator))
         about = {"model": options.model, "weights": options.weights, "split": "test"}
         about |= {"note": splits.note} if splits.note else {}
-        folder = options.config.output or Path("evaluations") / _folder_name(options)
         settings = {**asdict(options.config), "output": folder}
-        model.to(select_device(options.device, communicator))
-        result = evaluate(
-            model,
-            test,
-            _threat(options, None),
-            _attack_names(options),
-            callbacks=[callback],
-            about=about,
-            **settings,
-        )
+        threat = _threat(options, None)
+        result = evaluate(model, test, threat, options.attack_names, callbacks=[callback], about=about, **settings)
         return result, folder
 
 
-def _folder_name(options: Any) -> str:
-    """Return a name for the results; two networks whose weights have one name get different ones."""
-    weights = Path(options.weights).resolve() if options.weights else ""
-    digest = hashlib.sha256(f"{options.model} {weights}".encode()).hexdigest()[:6]
-    name = Path(options.weights).stem if options.weights else options.model.replace(":", "-")
+def _folder_name(model: str, weights: str | None) -> str:
+    """Return a name for the results; networks whose weights have the same file name get different ones."""
+    path = Path(weights).resolve() if weights else ""
+    digest = hashlib.sha256(f"{model} {path}".encode()).hexdigest()[:6]
+    name = Path(weights).stem if weights else model.replace(":", "-")
     return f"{name}-{digest}"

@@ -1,57 +1,84 @@
-"""Words of the command line as values."""
+"""Parse the arguments of a verb: a dataclass by its fields, and flags that may be repeated."""
 
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from doubly.errors import UsageError
 
 T = TypeVar("T")
+DataRoot = Annotated[
+    str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: where doubly data fetch puts them)")
+]
+"""The option --data-root: the folder with the files of the datasets."""
+
+_REGISTRY = ConstructorRegistry()
 
 
-def parsed(kind: type[T], arguments: Sequence[str], verb: str, default: T | None = None) -> T:
-    """The arguments as a dataclass: a dotted flag for every field, and numbers also written as 8/255."""
-    import tyro
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+@_REGISTRY.primitive_rule
+def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
+    """Let a float also be written as a fraction, such as 8/255."""
+    if info.type is not float:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NUMBER",
+        instance_from_str=lambda words: _parse_number(words[0]),
+        is_instance=lambda value: isinstance(value, float | int),
+        str_from_instance=lambda value: [repr(value)],
+    )
 
-    registry = ConstructorRegistry()
 
-    @registry.primitive_rule
-    def fractions(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
-        return _number() if info.type is float else None
+def _parse_number(text: str) -> float:
+    from doubly.config.serialize import parse_number  # imports torch, which `doubly report` does without
 
-    def _number() -> PrimitiveConstructorSpec[float]:
-        from doubly.config.serialize import parse_number
+    return parse_number(text)
 
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="NUMBER",
-            instance_from_str=lambda words: parse_number(words[0]),
-            is_instance=lambda value: isinstance(value, float | int),
-            str_from_instance=lambda value: [repr(value)],
-        )
 
+def parse_options(kind: type[T], arguments: Sequence[str], verb: str, default: T | None = None) -> T:
+    """Parse arguments into a dataclass, with a dotted flag for every field.
+
+    Args:
+        kind: The dataclass; its docstring and the strings below its fields are the help.
+        arguments: The words of the command line after the verb.
+        verb: Name of the verb, for help and messages.
+        default: Values of fields that are not given.
+
+    Raises:
+        UsageError: If a dataclass refuses a value.
+        SystemExit: After --help (0), or after a message about an unknown flag or a value of the wrong type (2).
+    """
     settings: Any = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
-    said = StringIO()
+    message = StringIO()
     try:
-        with registry, redirect_stderr(said):
-            found: T = tyro.cli(kind, prog=f"doubly {verb}", args=arguments, default=default, config=settings)  # type: ignore[assignment]
+        with _REGISTRY, redirect_stderr(message):
+            options: T = tyro.cli(kind, prog=f"doubly {verb}", args=arguments, default=default, config=settings)  # type: ignore[assignment]
     except SystemExit as end:
-        problem: BaseException | None = end
-        while problem is not None and not isinstance(problem, UsageError):
-            problem = problem.__context__
-        if problem is not None:  # a value that a dataclass refuses: its sentence says enough
-            raise problem from None
-        sys.stderr.write(said.getvalue())
+        error: BaseException | None = end
+        while error is not None and not isinstance(error, UsageError):
+            error = error.__context__
+        if error is not None:  # what a dataclass refuses is one sentence; tyro would print it in a box with a usage
+            raise error from None
+        sys.stderr.write(message.getvalue())
         raise
-    return found
+    return options
 
 
-def taken(arguments: list[str], flag: str) -> list[str]:
-    """Remove every `flag VALUE` and `flag=VALUE` from the arguments and return the values."""
-    values, kept, words = [], [], iter(arguments)
+def pop_flag(arguments: list[str], flag: str) -> list[str]:
+    """Remove every `flag VALUE` and `flag=VALUE` from the arguments.
+
+    Returns:
+        The values, in their order.
+
+    Raises:
+        UsageError: If the value of the last one is missing.
+    """
+    values, others, words = [], [], iter(arguments)
     for word in words:
         if word == flag:
             value = next(words, None)
@@ -61,6 +88,6 @@ def taken(arguments: list[str], flag: str) -> list[str]:
         elif word.startswith(f"{flag}="):
             values.append(word.removeprefix(f"{flag}="))
         else:
-            kept.append(word)
-    arguments[:] = kept
+            others.append(word)
+    arguments[:] = others
     return values

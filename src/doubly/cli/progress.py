@@ -1,6 +1,6 @@
-"""Progress of one run or evaluation for a person: bars on a terminal, plain lines elsewhere."""
+"""Progress of one run or evaluation: bars on a terminal, plain lines elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,22 +8,24 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from doubly.callbacks import Callback
+from doubly.cli.tables import print_line
 from doubly.jobs.progress import bar_columns
+from doubly.metric_names import METRICS
 from doubly.text import duration
 
 
 def describe_epoch(row: dict[str, Any]) -> str:
-    """Return a row of metrics as one line."""
-    text = f"epoch {row['epoch'] + 1}: loss {row['loss']:.3f}, lr {row['lr']:.3g}"
-    if "r" in row:
-        text += f", r {row['r']:g}, effective share {row['weight_ess']:.2f}"
-    if "validation" in row:
-        validation = row["validation"]
-        text += (
-            f" | {validation['on']} (n={validation['n']}): SA {100 * validation['sa']:.1f}, "
-            f"RA-PGD {100 * validation['ra_pgd']:.1f}, RA-Tail-30 {100 * validation['ra_tail_30']:.1f} %"
-        )
+    """Return a row of metrics as one line: those of training, then those of the validation if there was one."""
+    text = f"epoch {row['epoch'] + 1}: {describe_metrics(row)}"
+    if validation := row.get("validation"):
+        text += f" | {validation['on']} (n = {validation['n']}): {describe_metrics(validation)}"
     return text
+
+
+def describe_metrics(record: Mapping[str, Any]) -> str:
+    """Return the metrics that a row or a validation holds, each with its label."""
+    values = [(metric, metric.value(record)) for metric in METRICS.values()]
+    return ", ".join(f"{metric.label} {metric.text(value)}" for metric, value in values if value is not None)
 
 
 class ProgressLines(Callback):
@@ -38,7 +40,7 @@ class ProgressLines(Callback):
         self.console = console
 
     def on_message(self, message: str) -> None:
-        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+        print_line(self.console, message)
 
     def on_epoch(self, row: dict[str, Any]) -> None:
         if "validation" in row:

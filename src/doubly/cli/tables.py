@@ -1,7 +1,7 @@
-"""Tables in the terminal for an evaluation and for the comparison of two. Names come from data and are escaped."""
+"""Lines and tables in the terminal: an evaluation, and the comparison of two. Names come from data and are escaped."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -10,80 +10,99 @@ from rich.table import Table
 from doubly.metric_names import attack_metric
 from doubly.text import escape_terminal, format_percent
 
+if TYPE_CHECKING:
+    from doubly.evaluation.comparison import Difference
+    from doubly.evaluation.result import EvalResult
 
-def say(out: Console, text: str) -> None:
-    """Print a line as it is, without markup or line breaks of rich."""
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+def print_line(console: Console, text: str) -> None:
+    """Print a text as it is, without markup, colors or line breaks of rich."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def label(attack: str, result: Any) -> str:
+def attack_label(attack: str, result: "EvalResult") -> str:
     """Return the column title of an attack; AutoAttack's says how much of it was run."""
     return str(result.label) if attack == result.ensemble else attack_metric(attack).label
 
 
-def show(result: Any, title: str, out: Console) -> None:
+def print_evaluation(result: "EvalResult", title: str, out: Console) -> None:
     """Print the accuracies of each class, of all classes and of the tail, then the checks of the evaluation."""
+    summary = result.summary()
+    out.print(_accuracies(result, summary, title))
+    for attack in result.attacks:
+        print_line(out, f"tail under {attack_label(attack, result)}: {', '.join(result.tail(attack)[1])}")
+    if result.autoattack:
+        settings = result.autoattack
+        parts = [
+            f"{settings['label']}: {settings['reference']}, n = {summary['autoattack'].get('n', 0)}, "
+            f"epsilon {settings['epsilon']:.6g}, {settings['norm']}",
+            *settings["substitutions"],
+        ]
+        print_line(out, "; ".join(parts))
+    if result.curve:
+        values = (f"{format_percent(point['accuracy'])} at {point['epsilon']:.3g}" for point in result.curve["points"])
+        print_line(out, f"% under PGD by radius, n = {result.curve['n']}: {', '.join(values)}")
+    if result.trust:
+        out.print(_checks(result.trust))
+
+
+def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) -> Table:
     from doubly.evaluation.summary import key_of
 
-    found, keys = result.summary(), {attack: key_of(result, attack) for attack in result.predictions}
-    heads = [label(attack, result) + _less(attack, result) for attack in keys]
-    table = _table(f"{title}, % with 95 % intervals", "", "n", *heads)
-    for name, row in found["per_class"].items():
-        table.add_row(
-            escape_terminal(name), str(row["n"]), *(_cell(row[k], row[f"{k}_interval"], 0) for k in keys.values())
-        )
+    keys, intervals = {attack: key_of(result, attack) for attack in result.predictions}, summary["intervals"]
+    columns = [attack_label(attack, result) + _count(attack, result) for attack in keys]
+    table = _table(f"{title}, % with 95 % intervals", "", "n", *columns)
+    for name, row in summary["per_class"].items():
+        cells = [_cell(row[key], row[f"{key}_interval"], 0) for key in keys.values()]
+        table.add_row(escape_terminal(name), str(row["n"]), *cells)
     table.add_section()
-    ends = found["intervals"]
-    cells = [_cell(result.accuracy(attack), ends[key]) for attack, key in keys.items()]
+    cells = [_cell(result.accuracy(attack), intervals[key]) for attack, key in keys.items()]
     table.add_row("all", str(result.n), *cells, style="bold")
     cells = [_cell(result.tail(attack)[0], result.interval(attack, "tail")[1:]) for attack in result.attacks]
     table.add_row(f"RA-Tail-{100 * result.tail_share:.0f}", "", "", *cells)
-    cells = [_cell(result.worst(attack)[1], ends[f"worst_{keys[attack]}"]) for attack in result.attacks]
+    cells = [_cell(result.worst(attack)[1], intervals[f"worst_{keys[attack]}"]) for attack in result.attacks]
     table.add_row("worst class", "", "", *cells)
-    out.print(table)
-    for attack in result.attacks:
-        say(out, f"tail under {label(attack, result)}: {', '.join(result.tail(attack)[1])}")
-    if result.autoattack:
-        about = result.autoattack
-        n = found["autoattack"].get("n", 0)
-        said = "".join(f"; {text}" for text in about["substitutions"])
-        say(
-            out,
-            f"{about['label']}: {about['reference']}, n = {n}, epsilon {about['epsilon']:.6g}, {about['norm']}{said}",
-        )
-    if result.curve:
-        values = (f"{format_percent(point['accuracy'])} at {point['epsilon']:.3g}" for point in result.curve["points"])
-        say(out, f"% under PGD by radius, n = {result.curve['n']}: {', '.join(values)}")
-    if result.trust:
-        _panel(result.trust, out)
+    return table
 
 
-def _less(attack: str, result: Any) -> str:
+def _count(attack: str, result: "EvalResult") -> str:
     """Return the number of samples of an attack that was not run on all of them, else nothing."""
     n = int((result.predictions[attack] >= 0).sum())
     return "" if n == result.n else f", n = {n}"
 
 
-def _panel(trust: Any, out: Console) -> None:
-    table = Table("check", "verdict", "what was found", title=f"can it be trusted? {trust['verdict']}")
-    for line in trust["lines"]:
-        style = {"suspicious": "red", "not measured": "dim"}.get(line["verdict"])
-        table.add_row(line["name"], line["verdict"], escape_terminal(line["text"]), style=style)
-    out.print(table)
+def _checks(trust: Mapping[str, Any]) -> Table:
+    table = Table("check", "verdict", "result", title=f"can it be trusted? {trust['verdict']}")
+    for check in trust["lines"]:
+        style = {"suspicious": "red", "not measured": "dim"}.get(check["verdict"])
+        table.add_row(check["name"], check["verdict"], escape_terminal(check["text"]), style=style)
+    return table
 
 
-def show_differences(rows: Iterable[Any], result: Any, title: str, out: Console) -> None:
-    """Print the paired differences of two evaluations with their intervals and McNemar's test."""
-    table = _table(title, "", "", "n", "points, 95 %", "first", "second", "p")
+def print_differences(rows: Iterable["Difference"], result: "EvalResult", title: str, out: Console) -> None:
+    """Print the paired differences of two evaluations with their intervals and McNemar's test.
+
+    Args:
+        rows: The differences, one per attack.
+        result: The first evaluation.
+        title: Title of the table.
+        out: Where it is printed.
+    """
+    table = _table(title, "", "", "n", "points, 95 %", "first only", "second only", "p")
     for row in rows:
-        for what, interval in (("average", row.average), ("tail", row.tail), ("worst class", row.worst)):
-            value = f"{100 * interval.value:+.1f} ({100 * interval.low:+.1f}, {100 * interval.high:+.1f})"
-            first = what == "average"
-            test = [str(row.test.first_only), str(row.test.second_only), f"{row.test.p:.2g}"] if first else []
-            table.add_row(label(row.attack, result) if first else "", what, str(row.n) if first else "", value, *test)
+        counts = [str(row.test.first_only), str(row.test.second_only), f"{row.test.p:.2g}"]
+        table.add_row(attack_label(row.attack, result), "average", str(row.n), _points(row.average), *counts)
+        table.add_row("", "tail", "", _points(row.tail))
+        table.add_row("", "worst class", "", _points(row.worst))
         table.add_section()
     out.print(table)
-    say(out, "first, second: samples that only this one gets right; p: McNemar's exact test of these")
+    print_line(
+        out, "first only, second only: images that only this network classifies correctly; p: McNemar's exact test"
+    )
+
+
+def _points(interval: Any) -> str:
+    return f"{100 * interval.value:+.1f} ({100 * interval.low:+.1f}, {100 * interval.high:+.1f})"
 
 
 def _table(title: str, *columns: str) -> Table:

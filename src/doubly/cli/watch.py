@@ -6,33 +6,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import tyro
 from rich.console import Console, Group
 from rich.live import Live
 
-from doubly.cli.options import parsed
+from doubly.cli.options import parse_options
 from doubly.cli.watched_run import WatchedRun
 from doubly.errors import UsageError
 from doubly.rundir import runs_in
 
 
-def watch(arguments: list[str], out: Console) -> int:
-    """Show the metrics of runs until all are complete; returns the exit code."""
-    import tyro
+@dataclass(frozen=True)
+class WatchOptions:
+    """Show the metrics of runs until all are complete, or until Ctrl-C. The runs are only read."""
 
-    @dataclass(frozen=True)
-    class Options:
-        """Show the metrics of runs until all are complete, or Ctrl-C. The runs are only read."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR…", help_behavior_hint="")] = ()
+    """run directories, or folders that contain them"""
+    every: int = 2
+    """seconds between two updates"""
+    once: bool = False
+    """print the current state and end, as happens where the output is not a terminal"""
 
-        runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-        """run directories, or folders that contain them"""
-        every: int = 2
-        """seconds between two updates"""
-        once: bool = False
-        """show the current state and end, as is always done where the output is not a terminal"""
 
-    options = parsed(Options, arguments, "watch")
+def watch(arguments: list[str], out: Console, err: Console) -> int:
+    """Show the metrics of runs until all are complete."""
+    options = parse_options(WatchOptions, arguments, "watch")
     if not options.runs:
-        raise UsageError("name what to watch: doubly watch DIR, a run directory or a folder of runs")
+        raise UsageError("name the runs to watch: doubly watch DIR, a run directory or a folder of runs")
     if options.every < 1:
         raise UsageError(f"every must be at least 1 second, got {options.every}")
     runs = read_runs(options.runs)

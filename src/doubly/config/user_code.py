@@ -25,6 +25,10 @@ class UserModel(Model):
     weights: str | None = None
     """safetensors file, or a state dict saved by torch (read weights-only)"""
 
+    @property
+    def label(self) -> str:
+        return self.function
+
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         function = import_function(self.function)
         try:

@@ -55,7 +55,7 @@ class EvalConfig:
     shard: tuple[int, int] = (0, 1)
     """K N: run only AutoAttack, on its chunks K, K + N, K + 2N, …; a last call without it combines all chunks"""
     trust: bool = True
-    """check whether the numbers can be trusted, with a few further attacks"""
+    """checks of whether the numbers can be trusted, by a few further attacks; --no-trust leaves them out"""
     trust_images: int = 128
     """number of images for the checks that run further attacks"""
     tail_share: float = 0.3
@@ -65,8 +65,7 @@ class EvalConfig:
     weights_r: tuple[float, ...] = (10.0, 1.0, 0.1)
     """temperatures r of the KL weights of the samples; by default the three of the paper"""
     weights_normalize: Normalization = "batch"
-    """batch: weights add up to 1 in batches of 128, as in the paper's figure; all: over all samples; mean_one: to the
-    number of samples"""
+    """batch: weights add up to 1 in batches of 128, as in the paper; all: over all samples; mean_one: to their number"""
     curve_images: int | None = None
     """number of images for the accuracy under PGD at eight radii from 0 to 4 epsilon; none: no such curve"""
     save_examples: Format | None = None

@@ -64,17 +64,19 @@ class JobCommands(NamedTuple):
         return f"{self.train} && {self.evaluate}"
 
 
-def job_commands(job: Job, changes: Mapping[str, object]) -> JobCommands:
+def job_commands(job: Job, changes: Mapping[str, object], train_flags: Sequence[str] = ()) -> JobCommands:
     """Return the commands that do a job of a recipe, with absolute paths for any working folder.
 
     Args:
         job: The job; its callbacks are not part of the commands.
         changes: How its run differs from the recipe of its name, by dotted path, beside seed and root.
+        train_flags: Further flags of the command that trains.
     """
     output, run, root = job.output.resolve(), job.run, job.run.data.root
     data: list[object] = [] if root is None else ["--data-root", root]
     changed = [word for path, value in changes.items() for word in (f"--{path}", value)]
     train = ["doubly", "train", run.name, "--seed", run.seed, *data, *changed, "--output", output, "--resume"]
+    train += train_flags
     return JobCommands(_shell(train), _shell(["doubly", "evaluate", output, *data, *_evaluation_flags(job)]))
 
 

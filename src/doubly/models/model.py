@@ -1,5 +1,6 @@
 """The protocol of a network architecture."""
 
+import re
 from collections.abc import Sequence
 from typing import Self
 
@@ -12,6 +13,11 @@ class Model:
     Ours are frozen dataclasses, listed in `MODELS`. To train a network of your own you need none: pass an nn.Module to
     `doubly.train`, or name a function that returns one (`--model package.module:function`).
     """
+
+    @property
+    def label(self) -> str:
+        """The name of the architecture in tables, made from the name of the class: ResNet-18 for ResNet18."""
+        return re.sub(r"(?<=[a-z])(?=\d)", "-", type(self).__name__)
 
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         """Build a network with initial weights, drawn from torch's global generator.

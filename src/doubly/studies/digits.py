@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from doubly.jobs.job import CallbackFactory
 from doubly.report.study import comparison_markdown, study_markdown
 from doubly.studies import digits_comparison, digits_study
 from doubly.studies.demo import demo_jobs, run_demo
@@ -31,7 +32,14 @@ def run_directories(name: str, output: Path, seeds: int) -> list[Path]:
     return [job.output for job in (*trials, *(job for row in rows for job in row.jobs(output)))]
 
 
-def run_digits_study(name: str, output: Path, processes: int, seeds: int, console: Console) -> Path:
+def run_digits_study(
+    name: str,
+    output: Path,
+    processes: int,
+    seeds: int,
+    console: Console,
+    callbacks: tuple[CallbackFactory, ...] = (),
+) -> Path:
     """Run a study and write its page.
 
     Args:
@@ -40,16 +48,17 @@ def run_digits_study(name: str, output: Path, processes: int, seeds: int, consol
         processes: How many runs are trained at a time.
         seeds: Runs per method of the demonstration.
         console: Where progress is printed.
+        callbacks: Factories of callbacks for every run; see `Job`.
 
     Returns:
         The page.
     """
     if name == "demo":
-        return run_demo(output, processes, seeds, console)
+        return run_demo(output, processes, seeds, console, callbacks)
     if name == "digits":
-        text = comparison_markdown(digits_comparison.run_comparison(output, processes, console))
+        text = comparison_markdown(digits_comparison.run_comparison(output, processes, console, callbacks))
     else:
-        text = study_markdown(digits_study.run_study(output, processes, console))
+        text = study_markdown(digits_study.run_study(output, processes, console, callbacks))
     page = output / "results.md"
     page.write_text(text, encoding="utf-8")
     return page

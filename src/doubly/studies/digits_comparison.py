@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from doubly.config.serialize import with_changes
+from doubly.jobs.job import CallbackFactory
 from doubly.jobs.pool import run_jobs
 from doubly.jobs.search import Search, Space, run_searches
 from doubly.recipes.digits import FAST, METHODS, unsearched
@@ -75,25 +76,28 @@ def plan_rows(winners: Mapping[str, Mapping[str, Any]]) -> list[StudyRow]:
     return sorted(rows, key=lambda row: row.table.startswith("fast"))
 
 
-def run_comparison(output: Path, processes: int, console: Console) -> dict[str, Any]:
+def run_comparison(
+    output: Path, processes: int, console: Console, callbacks: tuple[CallbackFactory, ...] = ()
+) -> dict[str, Any]:
     """Search, train, test and compare; what is done already is not done again.
 
     Args:
         output: Folder of the study.
         processes: How many runs are trained at a time.
         console: Where progress is printed.
+        callbacks: Factories of callbacks for every run; see `Job`.
 
     Returns:
         The results, which are also written to results.json; winners.json has the chosen settings for the recipes.
     """
     console.print(f"1. search: {TRIALS} trials of {SEARCH_EPOCHS} epochs for every method", highlight=False)
-    searches = plan_searches(output)
+    searches = {name: replace(plan, callbacks=callbacks) for name, plan in plan_searches(output).items()}
     results = dict(zip(searches, run_searches(list(searches.values()), processes, console), strict=True))
     winners = {name: result["winner"] for name, result in results.items()}
     write_json(output / "winners.json", winners)
     console.print("2. the winners, retrained on all training images of each fold", highlight=False)
     rows = plan_rows(winners)
-    failures = run_jobs([job for row in rows for job in row.jobs(output)], processes, console)
+    failures = run_jobs([job for row in rows for job in row.jobs(output, callbacks)], processes, console)
     with torch.random.fork_rng():
         comparison = {
             "folds": FOLDS,

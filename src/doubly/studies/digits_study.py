@@ -12,6 +12,7 @@ from rich.console import Console
 
 from doubly.config import Run
 from doubly.config.serialize import with_changes
+from doubly.jobs.job import CallbackFactory
 from doubly.jobs.pool import run_jobs
 from doubly.jobs.search import Search, Space, run_searches
 from doubly.recipes.digits import digits
@@ -91,13 +92,16 @@ def _ablation_rows(done: Run) -> list[StudyRow]:
     return rows + [StudyRow("ablation", label, with_changes(done, changes)) for label, changes in ABLATION.items()]
 
 
-def run_study(output: Path, processes: int, console: Console) -> dict[str, Any]:
+def run_study(
+    output: Path, processes: int, console: Console, callbacks: tuple[CallbackFactory, ...] = ()
+) -> dict[str, Any]:
     """Search, train, test and compare; what is done already is not done again.
 
     Args:
         output: Folder of the study.
         processes: How many runs are trained at a time.
         console: Where progress is printed.
+        callbacks: Factories of callbacks for every run; see `Job`.
 
     Returns:
         The results, which are also written to results.json.
@@ -105,11 +109,11 @@ def run_study(output: Path, processes: int, console: Console) -> dict[str, Any]:
     console.print(
         "1. search: equally many trials per method, on hold-outs of fold 0's training images", highlight=False
     )
-    searches = plan_searches(output)
+    searches = {name: replace(plan, callbacks=callbacks) for name, plan in plan_searches(output).items()}
     results = dict(zip(searches, run_searches(list(searches.values()), processes, console), strict=True))
     console.print("2. the winners, retrained on all training images of each fold", highlight=False)
     rows = plan_rows({name: result["winner"] for name, result in results.items()})
-    failures = run_jobs([job for row in rows for job in row.jobs(output)], processes, console)
+    failures = run_jobs([job for row in rows for job in row.jobs(output, callbacks)], processes, console)
     study = {
         "folds": FOLDS,
         "short_epochs": SHORT_EPOCHS,

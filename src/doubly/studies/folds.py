@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from doubly.config import Run
 from doubly.data import Digits
 from doubly.evaluation.intervals import average_accuracy, bootstrap_difference, tail_accuracy
-from doubly.jobs.job import Job
+from doubly.jobs.job import CallbackFactory, Job
 from doubly.rundir import RunDir, read_json, read_metrics
 
 FOLDS = 5
@@ -38,12 +38,16 @@ class StudyRow:
     label: str
     run: Run
 
-    def jobs(self, output: Path) -> list[Job]:
+    def jobs(self, output: Path, callbacks: tuple[CallbackFactory, ...] = ()) -> list[Job]:
         """Return one job per fold, with directories below `output`; the seed is the number of the fold."""
         folder = output / f"{self.table}/{self.label}".replace(" ", "_")
         data = [replace(self.run.data, source=Digits(fold, FOLDS)) for fold in range(FOLDS)]
         return [
-            Job(replace(self.run, data=part, seed=fold, save_seconds=600.0), folder / f"fold-{fold}")
+            Job(
+                replace(self.run, data=part, seed=fold, save_seconds=600.0),
+                folder / f"fold-{fold}",
+                callbacks=callbacks,
+            )
             for fold, part in enumerate(data)
         ]
 
@@ -110,7 +114,10 @@ def compare_rows(rows: Sequence[StudyRow], output: Path, failures: Mapping[Path,
 
 def _pooled(row: StudyRow, output: Path) -> tuple[NDArray[np.int64], dict[str, NDArray[np.bool_]]]:
     """Return the labels of all images in the order of their ids, and per attack whether the prediction was right."""
-    parts = [np.load(RunDir(job.output).predictions) for job in row.jobs(output)]
-    ids, y, clean, pgd = (np.concatenate([part[key] for part in parts]) for key in ("ids", "y", "clean", "pgd"))
+    parts = []
+    for job in row.jobs(output):
+        with np.load(RunDir(job.output).predictions) as file:
+            parts.append([file[key] for key in ("ids", "y", "clean", "pgd")])
+    ids, y, clean, pgd = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(ids)
     return y[order], {"clean": (clean == y)[order], "pgd": (pgd == y)[order]}

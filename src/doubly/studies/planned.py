@@ -28,6 +28,7 @@ class PlannedStudy:
         scale: How large they are.
         output: Folder of the run directories.
         processes: How many jobs run at a time; None takes two here, and as many as there is room for on a cluster.
+        train_flags: Further flags of the commands that train.
     """
 
     name: str
@@ -35,6 +36,7 @@ class PlannedStudy:
     scale: Scale
     output: Path
     processes: int | None = None
+    train_flags: tuple[str, ...] = ()
 
     @cached_property
     def unfinished(self) -> list[Job]:
@@ -59,7 +61,7 @@ class PlannedStudy:
     @property
     def commands(self) -> list[JobCommands]:
         """The commands of the jobs that are not done."""
-        return [job_commands(job, self.scale.changes) for job in self.unfinished]
+        return [job_commands(job, self.scale.changes, self.train_flags) for job in self.unfinished]
 
     def run(self, console: Console, ray: str | None = None) -> dict[Path, str]:
         """Do the jobs that are not done.

@@ -28,7 +28,7 @@ def validate_epoch(state: TrainState, row: dict[str, Any], callback: Callback) -
     row["alarms"] = training_alarms(row, state.peak_ra_pgd)
     state.peak_ra_pgd = max(state.peak_ra_pgd, row["validation"]["ra_pgd"])
     for alarm in row["alarms"]:
-        callback.on_message(f"epoch {state.epoch}: {alarm}")
+        callback.on_message(f"epoch {state.epoch + 1}: {alarm}")
     score = validation_score(row["validation"], state.run.validation)
     best = state.data.held_out and (state.best_score is None or score > state.best_score)
     state.best_score = score if best else state.best_score

@@ -1,0 +1,91 @@
+"""doubly search."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from doubly.cli.options import DataRoot, parse_options
+from doubly.cli.tables import print_line
+from doubly.errors import UsageError
+from doubly.metric_names import METRICS
+from doubly.rundir import read_json, write_json
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Search hyper-parameters: train points of a grid, and score them on hold-outs of the training images. The test
+    images take no part. The same command skips trials that are done and resumes one that was stopped."""
+
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
+    """recipe whose settings are changed"""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/search/RECIPE)")] = (
+        None
+    )
+    """folder for the trials, search.json and winner.json"""
+    trials: int = 12
+    """number of points of the grid to train"""
+    splits: int = 2
+    """number of hold-outs that a score is averaged over"""
+    jobs: int = 2
+    """number of trials that run at a time; they share the cores"""
+    space: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: epochs, learning rate and weight decay)"),
+    ] = None
+    """JSON file with the grid: an object from dotted fields to lists of values, as in {"epochs": [40, 60]}"""
+    data_root: DataRoot = None
+    """folder with the dataset's files"""
+    tensorboard: bool = False
+    """also write curves for TensorBoard into each trial; needs the extra doubly[tensorboard]"""
+
+
+def search(arguments: list[str], out: Console, err: Console) -> int:
+    """Run the trials, print them, and write the winner as a configuration to train."""
+    options = parse_options(SearchOptions, arguments, "search")
+    from doubly.cli.sources import with_data_root
+    from doubly.cli.tensorboard import tensorboard_factories
+    from doubly.config.serialize import to_json, with_changes
+    from doubly.jobs.search import Search, default_space, run_searches
+    from doubly.recipes import recipe
+
+    run = with_data_root(recipe(options.recipe), options.data_root)
+    output = options.output or Path("runs") / "search" / options.recipe
+    space = default_space(run) if options.space is None else _read_space(options.space)
+    callbacks = tensorboard_factories(options.tensorboard)
+    plan = Search(run, space, output, options.trials, options.splits, callbacks=callbacks)
+    (result,) = run_searches([plan], options.jobs, out)
+    out.print(trials_table(result, f"{options.recipe}: hold-out, best first"))
+    write_json(output / "winner.json", to_json(with_changes(run, result["winner"])))
+    print_line(out, f"now: doubly train --config {output / 'winner.json'}")
+    return 0
+
+
+def _read_space(path: Path) -> dict[str, list[Any]]:
+    space = read_json(path)
+    if not isinstance(space, dict) or not all(isinstance(values, list) and values for values in space.values()):
+        raise UsageError(f'{path} must map dotted fields to lists of values, as {{"epochs": [40, 60]}}')
+    return space
+
+
+def trials_table(result: Mapping[str, Any], title: str) -> Table:
+    """Return the trials of a search, best first: score, mean of each metric over the hold-outs, and settings.
+
+    Args:
+        result: What search.json holds.
+        title: Title of the table.
+    """
+    trials = sorted(result["trials"], key=lambda trial: -trial["score"])
+    holdouts = [[part for part in trial["holdouts"] if part] for trial in trials]  # a hold-out that failed is None
+    metrics = [m for m in METRICS.values() if any(m.value(part) is not None for parts in holdouts for part in parts)]
+    table = Table("score", *(metric.label for metric in metrics), *result["space"], title=title)
+    for trial, parts in zip(trials, holdouts, strict=True):
+        values = [[value for part in parts if (value := metric.value(part)) is not None] for metric in metrics]
+        cells = [metric.text(fmean(of)) if of else "failed" for metric, of in zip(metrics, values, strict=True)]
+        table.add_row(f"{trial['score']:.1%}", *cells, *map(str, trial["changes"].values()))
+    return table

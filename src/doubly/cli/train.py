@@ -1,0 +1,68 @@
+"""doubly train."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from doubly.cli.tables import print_line
+from doubly.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from doubly.cli.train_options import TrainOptions
+
+HELP = """\
+usage: doubly train RECIPE [OPTIONS]
+       doubly train --config FILE [OPTIONS]
+       doubly train --resume --output DIR
+
+Train a network, and write a run directory: doubly train digits.at --output runs/at --seed 1 --epochs 60
+
+Every field of a run has a flag. `doubly train RECIPE --help` lists those of a recipe, as in --optimizer.lr.peak 0.05
+or --method.attack.threat.radius 8/255; `doubly list recipes` lists the recipes.
+--set PATH=KIND replaces a whole part, whose fields then have flags: --set optimizer=optimizer.adamw
+--optimizer.lr.peak 1e-3. PATH=JSON sets its fields as well. `doubly list kinds` lists the kinds.
+--config FILE takes a saved config.json in place of a recipe."""
+
+
+def train(arguments: list[str], out: Console, err: Console) -> int:
+    """Train a recipe, a saved configuration, or a run that was stopped."""
+    if not arguments or arguments in (["--help"], ["-h"]):
+        print_line(out, HELP)
+        return 0
+    from doubly.cli.train_options import parse_train_options
+
+    options = parse_train_options(arguments)
+    if options.threads is not None:
+        _set_threads(options.threads)
+    if options.dry_run:
+        from doubly.cli.dry_run import dry_run
+
+        return dry_run(options.run, options.output_dir if options.resume else None, out, err)
+    return _train(options, out)
+
+
+def _train(options: "TrainOptions", out: Console) -> int:
+    from doubly.cli.progress import terminal_progress
+    from doubly.cli.tensorboard import tensorboard_factories
+    from doubly.jobs.signals import stop_on_signals
+    from doubly.training.loop import train_run
+
+    run, output = options.run, options.output_dir
+    with stop_on_signals() as request, terminal_progress(out, run.epochs) as lines:
+        callbacks = [lines, *(factory(output) for factory in tensorboard_factories(options.tensorboard))]
+        lines.on_message(f"{run.name}, seed {run.seed}, {run.epochs} epochs -> {output}")
+        try:
+            train_run(run, output, resume=options.resume, callbacks=callbacks, stop=request)
+        except Interrupted as stopped:
+            lines.on_message(f"{stopped}; saved: add --resume to continue")
+            return 128 + (request.number or stopped.number)
+    print_line(out, f"trained; now: doubly evaluate {output}")
+    return 0
+
+
+def _set_threads(threads: int) -> None:
+    import torch
+
+    if threads < 1:
+        raise UsageError(f"threads must be at least 1, got {threads}")
+    torch.set_num_threads(threads)
