@@ -1,6 +1,6 @@
-"""An attack of your own: shift the picture's brightness, and see what holds. Any such function can train or measure."""
+"""An attack of your own: shift the brightness of an image. It can be trained on and evaluated with."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +8,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from doubly import AT, PGD, LinfBall, evaluate, train
-from doubly.attacks import attacked
+from doubly.attacks import Attack, attack_context
+from doubly.seeding import BatchGenerator
 
 
 @dataclass(frozen=True)
-class Brightness:
+class Brightness(Attack):
     """The one shift of all pixels, out of `tries` between -radius and radius, at which the loss is highest."""
 
     threat: LinfBall = field(default_factory=LinfBall)
@@ -20,14 +21,10 @@ class Brightness:
     tries: int = 11
     """shifts to try"""
 
-    def scaled(self, share: float) -> "Brightness":
-        """The attack within `share` of the radius; runs with a warm-up ask for it."""
-        return replace(self, threat=self.threat.scaled(share))
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        allowed = self.threat.around(x)  # the ball, cut to the images' range
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+        allowed = self.threat.around(x)  # the ball, cut to the image range
         best, highest = torch.zeros_like(x), torch.full_like(x[:, 0, 0, 0], -torch.inf)
-        with attacked(model, "eval"), torch.no_grad():  # the model comes back as it was
+        with attack_context(model, "eval"), torch.no_grad():  # leaves the model as it was
             for shift in torch.linspace(-self.threat.radius, self.threat.radius, self.tries):
                 delta = allowed.project(torch.full_like(x, shift.item()))
                 losses = F.cross_entropy(model(x + delta), y, reduction="none")

@@ -1,18 +1,20 @@
-"""A method of your own: adversarial training on smoothed labels. Any object with these three functions can train."""
+"""A method of your own: adversarial training on smoothed labels. Only `objective` has to be written."""
 
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 
 from doubly import PGD, Batch, LinfBall, Objective, TrainStep, evaluate, train
-from doubly.types import Attack, State
+from doubly.attacks import Attack
+from doubly.methods import Method
+from doubly.types import State
 
 
 @dataclass(frozen=True)
-class SmoothedAT:
+class SmoothedAT(Method):
     """AT with smoothed labels."""
 
     attack: Attack = field(default_factory=PGD)
@@ -20,16 +22,8 @@ class SmoothedAT:
     smoothing: float = 0.1
     """share of the label that is spread over all classes"""
 
-    def init(self, counts: Tensor | None = None) -> State:
-        """What it remembers before the first batch: nothing. `counts` are the training images per class."""
-        return {}
-
-    def sampling(self, state: State) -> Tensor | None:
-        """Class probabilities to draw by; None takes every image once."""
-        return None
-
-    def objective(self, model: nn.Module, batch: Batch, state: State, moment: TrainStep) -> Objective:
-        delta = self.attack(model, batch.x, batch.y, moment.generator("attack"))
+    def objective(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Objective:
+        delta = self.attack(model, batch.x, batch.y, step.generator("attack"))
         logits = model(batch.x + delta)
         losses = F.cross_entropy(logits, batch.y, reduction="none", label_smoothing=self.smoothing)
         return Objective(losses.mean(), losses.detach(), torch.ones_like(losses), logits.detach(), state)

@@ -1,4 +1,4 @@
-"""For all tests: one thread, property tests that draw the same examples every time, and what several files share."""
+"""For all tests: one thread, property tests that draw the same examples every time, and fixtures of several folders."""
 
 import os
 import runpy
@@ -26,6 +26,41 @@ def one_thread():
 def dense_cid():
     """The dumb twin of `cid`."""
     return runpy.run_path(str(Path(__file__).parent / "reference" / "dense_cid.py"))["dense_cid"]
+
+
+@pytest.fixture(scope="session")
+def tiny_kind():
+    return runpy.run_path(str(Path(__file__).parent / "tiny_run.py"))["Tiny"]
+
+
+@pytest.fixture
+def tiny(tiny_kind):
+    """Trains a tiny problem in a fraction of a second; see tiny_run.py."""
+    return tiny_kind()
+
+
+@pytest.fixture
+def splits(tiny):
+    return tiny.splits
+
+
+@pytest.fixture
+def adversarial(tiny):
+    from doubly.methods import AT
+
+    return AT(tiny.attack)
+
+
+@pytest.fixture
+def same_bits():
+    """Compare two dictionaries of tensors bit by bit."""
+
+    def compare(one, other) -> bool:
+        return one.keys() == other.keys() and all(
+            one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+        )
+
+    return compare
 
 
 class Inline:

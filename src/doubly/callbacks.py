@@ -1,6 +1,7 @@
 """Callbacks: objects that listen to training and evaluation. No torch."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 
@@ -77,5 +78,6 @@ class CallbackList(Callback):
             callback.on_time_left(seconds)
 
     def close(self) -> None:
-        for callback in self.callbacks:
-            callback.close()
+        with ExitStack() as stack:  # which closes all, whatever one of them raises
+            for callback in reversed(self.callbacks):
+                stack.callback(callback.close)

@@ -1,4 +1,4 @@
-"""Checks of what comes in from outside, each with the fix in its message."""
+"""Checks of input from outside; each message says what to do."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,11 @@ _OUT_OF_MEMORY = (  # torch has no class of its own for these
 
 
 def check_images(x: Tensor, y: Tensor) -> None:
-    """Images are floats in [0,1], labels whole numbers, one each."""
+    """Check that images are floats in [0, 1] and labels whole numbers, one per image.
+
+    Raises:
+        UsageError: If they are not.
+    """
     if not x.is_floating_point():
         raise UsageError(f"images must be floating point in [0,1], got {x.dtype}: divide uint8 images by 255")
     if y.is_floating_point() or y.dtype is torch.bool or y.shape != x.shape[:1]:
@@ -30,13 +34,22 @@ def check_images(x: Tensor, y: Tensor) -> None:
 
 
 def check_logits(logits: Tensor, y: Tensor) -> None:
-    """The model answers with one row of finite logits per image, and a column for every label."""
+    """Check that a model returned finite logits, one row per image and a column for every label.
+
+    Raises:
+        UsageError: If type, shape or labels do not fit.
+        NonFiniteError: If a logit is NaN or infinite.
+    """
     check_scores(logits, y)
     check_finite(logits, "the model's logits")
 
 
 def check_scores(logits: Tensor, y: Tensor) -> None:
-    """As `check_logits`, whether finite or not."""
+    """Check type and shape of logits as `check_logits` does, but not whether they are finite.
+
+    Raises:
+        UsageError: If type, shape or labels do not fit.
+    """
     if not isinstance(logits, Tensor):
         raise UsageError(
             f"the model must return a tensor of logits, got {type(logits).__name__}: return the scores alone"
@@ -54,13 +67,22 @@ def check_scores(logits: Tensor, y: Tensor) -> None:
 
 
 def check_finite(values: Tensor, name: str) -> None:
+    """Check that no value is NaN or infinite.
+
+    Args:
+        values: Any tensor.
+        name: What the values are, for the message.
+
+    Raises:
+        NonFiniteError: If some are; it says how many.
+    """
     if not torch.isfinite(values).all():
         bad = int((~torch.isfinite(values)).sum())
         raise NonFiniteError(f"{name}: {bad} of {values.numel()} values are NaN or infinite")
 
 
-def is_out_of_memory(problem: BaseException) -> bool:
-    """Of the device or of the machine, whichever way torch says it."""
-    return isinstance(problem, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(problem, RuntimeError) and any(sign in str(problem) for sign in _OUT_OF_MEMORY)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that the memory of the device or of the machine ran out."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _OUT_OF_MEMORY)
     )

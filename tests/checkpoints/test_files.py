@@ -1,7 +1,6 @@
-"""Whatever the moment at which the process dies, a whole checkpoint stands: the old one or the new one."""
+"""Whenever the process dies, there is a complete checkpoint: the old one or the new one."""
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -12,11 +11,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from doubly.checkpoints.files import SCHEMA, find, load, save
+from doubly.checkpoints.files import SCHEMA, Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from doubly.errors import UsageError
 from doubly.rundir import read_json, sha256, write_json
 
-WATCHED = [
+COUNTED = [
     (safetensors.torch, "save_file"),
     (os, "fsync"),
     (os, "replace"),
@@ -31,29 +30,29 @@ class Crash(BaseException):
 
 
 def write(folder, number):
-    """Checkpoint `number`: every part of it says which one it is."""
+    """Save checkpoint `number`; every part of it holds the number."""
     tensors = {"model": {"w": torch.full((3, 2), float(number))}, "state": {"n": torch.tensor(number)}}
-    save(folder, "last", tensors, {"epoch": number})
+    save_checkpoint(folder, "last", Checkpoint(tensors, {"epoch": number}))
 
 
-def standing(folder):
-    """The number of the checkpoint that stands; all its parts agree."""
-    tensors, info = load(find(folder, "last"))
+def saved_number(folder):
+    """Return the number of the checkpoint that is found; all its parts hold the same."""
+    tensors, info = load_checkpoint(find_checkpoint(folder, "last"))
     numbers = {info["epoch"], tensors["state"]["n"].item(), *tensors["model"]["w"].flatten().tolist()}
     assert len(numbers) == 1
     return numbers.pop()
 
 
 def count_moments(patch, die=None, moment=None):
-    """Number the instants before and after every call that touches the disk; die at one of them."""
-    seen = []
+    """Count the moments before and after every call that touches the disk; die at one of them."""
+    ticks = []
 
     def tick():
-        seen.append(None)
-        if len(seen) - 1 == moment:
+        ticks.append(None)
+        if len(ticks) - 1 == moment:
             die()
 
-    def watched(original):
+    def counted(original):
         def call(*arguments, **options):
             tick()
             result = original(*arguments, **options)
@@ -62,21 +61,21 @@ def count_moments(patch, die=None, moment=None):
 
         return call
 
-    for owner, name in WATCHED:
-        patch.setattr(owner, name, watched(getattr(owner, name)))
-    return seen
+    for owner, name in COUNTED:
+        patch.setattr(owner, name, counted(getattr(owner, name)))
+    return ticks
 
 
 def moments(folder):
     write(folder, 1)
     with pytest.MonkeyPatch.context() as patch:
-        seen = count_moments(patch)
+        ticks = count_moments(patch)
         write(folder, 2)
-    assert standing(folder) == 2
-    return len(seen)
+    assert saved_number(folder) == 2
+    return len(ticks)
 
 
-def test_an_error_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+def test_an_error_at_any_moment_leaves_a_complete_checkpoint(tmp_path):
     def die():
         raise Crash
 
@@ -87,9 +86,9 @@ def test_an_error_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
             count_moments(patch, die, moment)
             write(folder, 2)
-        outcomes.append(standing(folder))
+        outcomes.append(saved_number(folder))
         write(folder, 3)
-        assert standing(folder) == 3 and [p.name for p in folder.iterdir()] == ["last"]
+        assert saved_number(folder) == 3 and [p.name for p in folder.iterdir()] == ["last"]
     assert outcomes == sorted(outcomes) and set(outcomes) == {1, 2}
 
 
@@ -97,7 +96,7 @@ DYING = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-import pytest, test_checkpoint as t
+import pytest, test_files as t
 
 folder = Path(sys.argv[1])
 for moment in range(t.moments(folder / "count")):
@@ -109,12 +108,12 @@ for moment in range(t.moments(folder / "count")):
             t.write(folder / str(moment), 2)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    print(t.standing(folder / str(moment)))
+    print(t.saved_number(folder / str(moment)))
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_process_that_vanishes_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+def test_a_process_that_is_killed_at_any_moment_leaves_a_complete_checkpoint(tmp_path):
     command = [sys.executable, "-c", DYING, str(tmp_path), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
@@ -122,34 +121,35 @@ def test_a_process_that_vanishes_at_any_moment_leaves_a_whole_checkpoint(tmp_pat
     assert len(outcomes) > 20 and outcomes == sorted(outcomes) and set(outcomes) == {"1", "2"}
 
 
-@pytest.mark.parametrize("group", ["model", "state"])
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, group):
-    write(tmp_path, 1)
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     original = safetensors.torch.save_file
+    for group in ("model", "state"):
+        folder = tmp_path / group
+        write(folder, 1)
 
-    def full(tensors, file, *rest):
-        if file.stem == group:
-            file.write_bytes(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        original(tensors, file, *rest)
+        def full(tensors, file, *rest, group=group):
+            if file.stem == group:
+                file.write_bytes(b"half")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            original(tensors, file, *rest)
 
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        write(tmp_path, 2)
-    assert standing(tmp_path) == 1
-    monkeypatch.undo()
-    write(tmp_path, 3)
-    assert standing(tmp_path) == 3 and [p.name for p in tmp_path.iterdir()] == ["last"]
+        monkeypatch.setattr(safetensors.torch, "save_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            write(folder, 2)
+        assert saved_number(folder) == 1
+        monkeypatch.undo()
+        write(folder, 3)
+        assert saved_number(folder) == 3 and [p.name for p in folder.iterdir()] == ["last"]
 
 
-def test_a_first_checkpoint_that_was_cut_does_not_count(tmp_path, monkeypatch):
+def test_a_first_checkpoint_that_was_interrupted_is_not_found(tmp_path, monkeypatch):
     def die(*_):
         raise Crash
 
     monkeypatch.setattr(safetensors.torch, "save_file", die)
     with pytest.raises(Crash):
         write(tmp_path, 1)
-    assert find(tmp_path, "last") is None
+    assert find_checkpoint(tmp_path, "last") is None
 
 
 def test_tensors_come_back_to_the_bit(tmp_path, same_bits):
@@ -165,69 +165,51 @@ def test_tensors_come_back_to_the_bit(tmp_path, same_bits):
         "tied too": shared,
         "parameter": torch.nn.Parameter(torch.rand(2)),
     }
-    save(tmp_path, "last", {"model": tensors, "state": {}}, {"third": 1 / 3, "best": None})
-    found, info = load(tmp_path / "last")
-    assert same_bits(found["model"], {name: tensor.detach() for name, tensor in tensors.items()})
-    assert found["state"] == {} and info["third"] == 1 / 3 and info["best"] is None
+    save_checkpoint(tmp_path, "last", Checkpoint({"model": tensors, "state": {}}, {"third": 1 / 3, "best": None}))
+    loaded, info = load_checkpoint(tmp_path / "last")
+    assert same_bits(loaded["model"], {name: tensor.detach() for name, tensor in tensors.items()})
+    assert loaded["state"] == {} and info["third"] == 1 / 3 and info["best"] is None
 
 
-def damage(file, how):
+def damage(file, kind):
     data = file.read_bytes()
-    if how == "removed":
+    if kind == "removed":
         file.unlink()
-    elif how == "cut":
+    elif kind == "cut":
         file.write_bytes(data[: len(data) // 2])
-    elif how == "emptied":
+    elif kind == "emptied":
         file.write_bytes(b"")
+    elif file.suffix == ".json":  # its last byte is a line break
+        file.write_bytes(data.replace(b'"checksums"', b'"checksumz"'))
     else:
         file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "state.json"])
-@pytest.mark.parametrize("how", ["removed", "cut", "emptied", "one bit"])
-def test_damage_is_noticed_and_named(tmp_path, name, how):
-    write(tmp_path, 1)
-    if (name, how) == ("state.json", "one bit"):  # its last byte is a line break
-        text = (tmp_path / "last" / name).read_text()
-        (tmp_path / "last" / name).write_text(text.replace('"checksums"', '"checksumz"'))
-    else:
-        damage(tmp_path / "last" / name, how)
-    with pytest.raises(UsageError) as problem:
-        load(find(tmp_path, "last"))
-    assert str(tmp_path / "last") in str(problem.value) and "\n" not in str(problem.value)
+def test_damage_is_noticed_and_named(tmp_path):
+    for name in ("model.safetensors", "state.safetensors", "state.json"):
+        for kind in ("removed", "cut", "emptied", "one bit"):
+            folder = tmp_path / name / kind
+            write(folder, 1)
+            damage(folder / "last" / name, kind)
+            with pytest.raises(UsageError) as error:
+                load_checkpoint(find_checkpoint(folder, "last"))
+            assert str(folder / "last") in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_file_that_is_no_safetensors_is_named_even_with_its_checksum(tmp_path):
+def test_files_of_others_are_refused(tmp_path):
     write(tmp_path, 1)
     path = tmp_path / "last"
-    (path / "model.safetensors").write_bytes(b"\x80\x04cos\nsystem\n.")
-    info = read_json(path / "state.json")
-    write_json(path / "state.json", info | {"checksums": {"model.safetensors": sha256(path / "model.safetensors")}})
-    with pytest.raises(UsageError, match=r"damaged \(model\.safetensors"):
-        load(path)
-
-
-@pytest.mark.parametrize("content", [{}, [], 3, {"checksums": []}, {"step": 7, "optimizer": "adam"}])
-def test_a_foreign_directory_is_no_checkpoint(tmp_path, content):
-    (tmp_path / "last").mkdir()
-    (tmp_path / "last" / "state.json").write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="no checkpoint of doubly"):
-        load(find(tmp_path, "last"))
-
-
-def test_a_newer_schema_says_who_can_read_it(tmp_path):
-    write(tmp_path, 1)
-    file = tmp_path / "last" / "state.json"
-    write_json(file, read_json(file) | {"schema": SCHEMA + 1})
-    with pytest.raises(UsageError, match=f"schema {SCHEMA + 1}, this version reads {SCHEMA}"):
-        load(tmp_path / "last")
-
-
-def test_checksums_cannot_lead_out_of_the_directory(tmp_path):
-    write(tmp_path, 1)
+    state, info = path / "state.json", read_json(path / "state.json")
     secret = tmp_path / "secret.safetensors"
     safetensors.torch.save_file({"key": torch.ones(1)}, secret)
-    file = tmp_path / "last" / "state.json"
-    write_json(file, read_json(file) | {"checksums": {"../secret.safetensors": sha256(secret)}})
-    with pytest.raises(UsageError, match="damaged"):
-        load(tmp_path / "last")
+    (path / "pickle.safetensors").write_bytes(b"\x80\x04cos\nsystem\n.")
+    pickled = {"checksums": {"pickle.safetensors": sha256(path / "pickle.safetensors")}}
+    for content, message in [
+        *((other, "no checkpoint of doubly") for other in ({}, [], 3, {"checksums": []}, {"optimizer": "adam"})),
+        ({**info, "schema": SCHEMA + 1}, f"schema {SCHEMA + 1}, this version reads {SCHEMA}"),
+        ({**info, **pickled}, r"damaged \(pickle\.safetensors"),  # even with its checksum
+        ({**info, "checksums": {"../secret.safetensors": sha256(secret)}}, "damaged"),  # outside of the directory
+    ]:
+        write_json(state, content)
+        with pytest.raises(UsageError, match=message):
+            load_checkpoint(path)

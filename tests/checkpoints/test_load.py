@@ -1,72 +1,99 @@
-"""A trained network is loaded from its run directory, and exported."""
+"""Load the configuration and the trained network of a run directory."""
 
+import time
 from dataclasses import replace
 
 import pytest
+import safetensors
 import torch
-from safetensors.torch import load_file
-from torch import nn
 
+from doubly.checkpoints import load as loading
+from doubly.checkpoints import load_model, load_run
 from doubly.checkpoints.export import export_run
-from doubly.checkpoints.load import load_model, load_run
-from doubly.config import Data, Run
-from doubly.config.user_code import InMemoryData, InMemoryModel, UserModel
+from doubly.checkpoints.load import config_difference, load_model_and_info, load_trained_weights
+from doubly.config.serialize import to_json
+from doubly.config.user_code import UserModel
 from doubly.data import Images, Splits
 from doubly.errors import UsageError
-from doubly.methods import Standard
-from doubly.models import SmallCNN
-from doubly.training.loop import train_run
+from doubly.models import NarrowResNet, SmallCNN
+from doubly.rundir import read_json, write_json
 
 
-def splits():
-    x = torch.rand(32, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    images = Images.of(x, torch.arange(32) % 4)
-    return Splits(images, images)
+@pytest.fixture
+def trained(tiny, tmp_path):
+    """Train a small network on larger images, with an average of its weights."""
+    images = [Images.of(part.x.repeat(1, 1, 2, 2), part.y) for part in (tiny.splits.train, tiny.splits.test)]
+    run = replace(tiny.run(ema_decay=0.5, epochs=1, holdout=0.2), model=SmallCNN(2))
+    tiny.train(run, tmp_path / "run", model=None, splits=Splits(*images))
+    return run, tmp_path / "run"
 
 
-def run(model, **settings):
-    settings = {"epochs": 1, "batch_size": 16, "device": "cpu", "channels_last": "no", **settings}
-    return Run(Data(InMemoryData()), model, Standard(), **settings)
-
-
-def test_the_averaged_network_is_loaded_and_exported(tmp_path):
-    network = train_run(run(SmallCNN(4), ema_decay=0.5), tmp_path / "run", splits=splits()).model
-    torch.manual_seed(0)
+def test_the_trained_network_is_the_average_if_there_is_one(tiny, trained, tmp_path, same_bits):
+    run, path = trained
     before = torch.get_rng_state()
-    loaded = load_model(tmp_path / "run")
-    assert torch.equal(before, torch.get_rng_state())
-    assert network.state_dict().keys() == loaded.state_dict().keys()
-    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in network.state_dict().items())
-    export_run(tmp_path / "run", tmp_path / "new" / "weights.safetensors")
-    plain = SmallCNN(4).build(1, 4, [0.0], [1.0])
-    plain.load_state_dict(load_file(tmp_path / "new" / "weights.safetensors"))
-    x = splits().test.x[:3]
-    assert torch.equal(plain.eval()(x), network.eval()(x))
+    model, info = load_model_and_info(path, "last", None)
+    assert torch.equal(torch.get_rng_state(), before)
+    tensors, expected_info = tiny.checkpoint(path)
+    average = {name[4:]: value for name, value in tensors.items() if name.startswith("ema/")}
+    assert info == expected_info and same_bits(dict(model.state_dict()), average)
+    assert same_bits(dict(load_model(path).state_dict()), average)
+    assert load_run(path) == run
+    export_run(path, tmp_path / "out" / "weights.safetensors")
+    with safetensors.safe_open(tmp_path / "out" / "weights.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "recipe": run.name, "checkpoint": "last"}
+        assert same_bits({name: file.get_tensor(name) for name in file.keys()}, average)  # noqa: SIM118 - no mapping
 
 
-def test_the_weights_that_a_run_started_from_may_be_gone(tmp_path, monkeypatch):
-    name = f"started_{abs(hash(tmp_path))}"
+def test_without_an_average_the_network_itself_is_loaded_also_by_a_function_of_the_user(tiny, tmp_path, monkeypatch):
+    tiny.train(tiny.run(), tmp_path / "run")
+    name = f"user_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text(
-        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4))\n"
+        "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))\n"
     )
     monkeypatch.chdir(tmp_path)
-    weights = tmp_path / "weights.pt"
-    torch.save(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).state_dict(), weights)
-    configuration = replace(run(InMemoryModel()), model=UserModel(f"{name}:build", str(weights)))
-    network = train_run(configuration, tmp_path / "run", splits=splits()).model
-    weights.unlink()
-    assert torch.equal(load_model(tmp_path / "run")[1].weight, network[1].weight)
+    with pytest.raises(UsageError, match=r"handed in from Python: name the function that builds it with --model"):
+        load_model(tmp_path / "run")
+    # The weights that it would begin from need not be there any more.
+    model = load_model(tmp_path / "run", architecture=UserModel(f"{name}:build", "gone.pt"))
+    assert torch.equal(model[1].weight, tiny.checkpoint(tmp_path / "run")[0]["model/1.weight"])
 
 
-def test_refusals(tmp_path):
-    with pytest.raises(UsageError, match="no run directory"):
+def test_what_cannot_be_loaded_is_refused(trained, tmp_path):
+    _, path = trained
+    with pytest.raises(UsageError, match=r"has no checkpoint 'first' \(there are: best, last\)"):
+        load_trained_weights(path, "first")
+    with pytest.raises(UsageError, match=r"no run directory: it has no config\.json"):
         load_run(tmp_path)
-    (tmp_path / "config.json").write_text('{"kind": "optimizer.sgd"}')
+    with pytest.raises(UsageError, match="does not fit the model"):
+        load_model(path, architecture=NarrowResNet(2, 1))
+    state = path / "checkpoints" / "best" / "state.json"
+    write_json(state, {key: value for key, value in read_json(state).items() if key != "classes"})
+    with pytest.raises(UsageError, match=r"state\.json lacks the channels or the classes"):
+        load_model(path, "best")
+    write_json(tmp_path / "config.json", to_json(SmallCNN()))
     with pytest.raises(UsageError, match="does not describe a run"):
         load_run(tmp_path)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
-    train_run(run(InMemoryModel()), tmp_path / "run", model=network, splits=splits())
-    with pytest.raises(UsageError, match=r"no checkpoint 'best' \(there are: last\)"):
-        load_model(tmp_path / "run", "best")
-    with pytest.raises(UsageError, match="handed in from Python"):
-        load_model(tmp_path / "run")
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(trained, monkeypatch):
+    _, path = trained
+    original, attempts = loading.load_checkpoint, []
+
+    def replaced_once(checkpoint):
+        attempts.append(checkpoint)
+        if len(attempts) == 1:
+            raise UsageError("damaged")
+        return original(checkpoint)
+
+    monkeypatch.setattr(loading, "load_checkpoint", replaced_once)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    assert load_trained_weights(path, "last").path == path / "checkpoints" / "last" and len(attempts) == 2
+
+
+def test_runs_differ_only_in_what_is_computed(trained):
+    run, path = trained
+    assert config_difference(path, run) is None
+    other_root = replace(run, data=replace(run.data, root="elsewhere"))
+    for other in (replace(run, device="cuda", save_seconds=1.0, microbatch=4, recompute_activations=True), other_root):
+        assert config_difference(path, other) is None
+    assert config_difference(path, replace(run, seed=7)) == "seed: 0 -> 7"

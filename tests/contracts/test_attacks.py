@@ -13,18 +13,18 @@ import torch.nn.functional as F
 from torch import nn
 
 import doubly.attacks
-from doubly.attacks import ATTACKS
+from doubly.attacks import ATTACKS, PGD, Attack
+from doubly.bilevel import NormalizedStep
 from doubly.data import Digits
-from doubly.threat import LinfBall
-from doubly.attacks import Attack
+from doubly.threat import L2Ball, LinfBall
 
 EPS = 0.15
 
 
 def with_fields(attack, **values):
     """The attack with those of the values for which it has a field."""
-    known = {field.name for field in dataclasses.fields(attack)}
-    return dataclasses.replace(attack, **{name: value for name, value in values.items() if name in known})
+    names = {field.name for field in dataclasses.fields(attack)}
+    return dataclasses.replace(attack, **{name: value for name, value in values.items() if name in names})
 
 
 def modes(name):
@@ -114,12 +114,12 @@ def test_the_attacks_that_leave_the_ball_are_these():
 
 
 def test_every_attack_in_the_folder_is_listed():
-    found = set()
+    result = set()
     for module in pkgutil.iter_modules(doubly.attacks.__path__):
         source = importlib.import_module(f"doubly.attacks.{module.name}")
-        own = {c for _, c in inspect.getmembers(source, inspect.isclass) if c.__module__ == source.__name__}
-        found |= {c for c in own if issubclass(c, Attack) and c is not Attack}
-    assert found == set(ATTACKS.values())
+        classes = {c for _, c in inspect.getmembers(source, inspect.isclass) if c.__module__ == source.__name__}
+        result |= {c for c in classes if issubclass(c, Attack) and c is not Attack}
+    assert result == set(ATTACKS.values())
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -127,6 +127,27 @@ def test_is_a_frozen_value_with_defaults(name):
     attack = ATTACKS[name]()
     assert isinstance(attack, Attack)
     assert attack == ATTACKS[name]() and attack.__dataclass_params__.frozen
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_evaluation_runs_it_within_the_threat_of_its_reference(name):
+    for reference in (PGD(LinfBall(EPS), 7, attack_mode="train"), PGD(L2Ball(0.7), 7, NormalizedStep(0.2))):
+        attack = ATTACKS[name].for_evaluation(reference)
+        assert attack.threat == reference.threat
+        if isinstance(attack, PGD):  # and with the settings of the reference; only the loss may be another one
+            assert dataclasses.replace(attack, loss=reference.loss) == reference
+        else:
+            assert type(attack) is ATTACKS[name]
+        assert attack.loss == ATTACKS[name]().loss
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_scaling_shortens_everything_it_does(name, model, images):
+    x = torch.full_like(images[0], 0.5)  # far from the ends of the image range
+    attack = build(name)
+    whole, half = (a(model, x, images[1], seeded()).abs().max() for a in (attack, attack.scaled(0.5)))
+    assert attack.scaled(0.5).threat == attack.threat.scaled(0.5)
+    assert half.item() == pytest.approx(0.5 * whole.item(), rel=0.1)
 
 
 @each_attack

@@ -16,9 +16,8 @@ from torch import nn
 import doubly.methods
 from doubly.attacks import PGD
 from doubly.bilevel import SignStep
-from doubly.methods import METHODS
+from doubly.methods import METHODS, Method
 from doubly.threat import LinfBall
-from doubly.methods import Method
 from doubly.types import Batch, TrainStep
 
 
@@ -68,11 +67,11 @@ def objective(method, model, samples=None, state=None, step=TRAIN_STEP):
 
 
 def test_every_method_in_the_folder_is_listed():
-    found = set()
+    result = set()
     for module in pkgutil.iter_modules(doubly.methods.__path__):
         source = importlib.import_module(f"doubly.methods.{module.name}")
-        found |= {c for _, c in inspect.getmembers(source, inspect.isclass) if hasattr(c, "objective")} - {Method}
-    assert found == set(METHODS.values())
+        result |= {c for _, c in inspect.getmembers(source, inspect.isclass) if hasattr(c, "objective")} - {Method}
+    assert result == set(METHODS.values())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -83,21 +82,23 @@ def test_is_a_frozen_value_with_defaults(name):
 
 
 @each_method
-def test_the_scalar_is_finite_and_reaches_every_parameter(name, values):
+def test_the_loss_is_finite_and_reaches_every_parameter(name, values):
     model = network()
-    found = objective(build(name, values), model)
-    assert found.loss.shape == () and found.loss.isfinite()
-    found.loss.backward()
+    result = objective(build(name, values), model)
+    assert result.loss.shape == () and result.loss.isfinite()
+    result.loss.backward()
     for key, parameter in model.named_parameters():
         assert parameter.grad.isfinite().all() and parameter.grad.abs().sum() > 0, key
 
 
 @each_method
 def test_losses_weights_and_logits_are_one_per_sample_and_for_the_record(name, values):
-    found = objective(build(name, values), network())
-    assert found.sample_losses.shape == found.weights.shape == (12,) and found.logits.shape == (12, 3)
-    assert (found.weights >= 0).all() and found.weights.isfinite().all() and found.sample_losses.isfinite().all()
-    assert not any(t.requires_grad for t in (found.sample_losses, found.weights, found.logits, *found.state.values()))
+    result = objective(build(name, values), network())
+    assert result.sample_losses.shape == result.weights.shape == (12,) and result.logits.shape == (12, 3)
+    assert (result.weights >= 0).all() and result.weights.isfinite().all() and result.sample_losses.isfinite().all()
+    assert not any(
+        t.requires_grad for t in (result.sample_losses, result.weights, result.logits, *result.state.values())
+    )
 
 
 @each_method
@@ -122,11 +123,11 @@ def test_leaves_modes_gradients_parameters_and_flags_alone(name, values):
 def test_leaves_batch_and_state_alone(name, values):
     method, model = build(name, values), network()
     samples, state = batch(), objective(build(name, values), network()).state
-    kept = {key: value.clone() for key, value in state.items()}
+    copied = {key: value.clone() for key, value in state.items()}
     objective(method, model, samples, state)
     assert all(torch.equal(a, b) for a, b in zip(samples, batch(), strict=True))
     assert not samples.x.requires_grad
-    assert state.keys() == kept.keys() and all(torch.equal(state[key], kept[key]) for key in kept)
+    assert state.keys() == copied.keys() and all(torch.equal(state[key], copied[key]) for key in copied)
 
 
 @each_method
@@ -139,15 +140,15 @@ def test_leaves_the_global_generators_alone(name, values):
 
 @each_method
 def test_batch_norm_remembers_exactly_one_batch_per_update(name, values):
-    model, given, answers = network(), [], []
-    model[1].register_forward_hook(lambda module, inputs, out: given.append(inputs[0].detach()))
-    model.register_forward_hook(lambda module, inputs, out: answers.append(out.detach()))
-    found = objective(build(name, values), model)
-    found.loss.backward()
+    model, inputs, outputs = network(), [], []
+    model[1].register_forward_hook(lambda module, args, out: inputs.append(args[0].detach()))
+    model.register_forward_hook(lambda module, args, out: outputs.append(out.detach()))
+    result = objective(build(name, values), model)
+    result.loss.backward()
     assert model[1].num_batches_tracked == 1
-    # The one batch is that of the outer pass, whose logits are handed out; at whatever weights that was (AWP).
-    whole = [pair for pair in zip(given, answers, strict=True) if len(pair[1]) == len(found.logits)]
-    outer = next(x for x, logits in whole if torch.allclose(logits, found.logits, atol=1e-5))
+    # The one batch is that of the outer pass, whose logits are returned; at whatever weights that was (AWP).
+    pairs = [pair for pair in zip(inputs, outputs, strict=True) if len(pair[1]) == len(result.logits)]
+    outer = next(x for x, logits in pairs if torch.allclose(logits, result.logits, atol=1e-5))
     twin = nn.BatchNorm2d(6)
     twin(outer)
     assert torch.allclose(model[1].running_mean, twin.running_mean, atol=1e-7)
@@ -161,21 +162,25 @@ def test_state_survives_saving_and_loading(name, values, tmp_path):
     save_file(state, tmp_path / "state.safetensors")
     loaded = load_file(tmp_path / "state.safetensors")
     gradients = []
-    for remembered in (state, loaded):
+    for saved_state in (state, loaded):
         model = network()
-        found = objective(method, model, state=remembered)
-        found.loss.backward()
-        gradients.append((found.weights, found.sample_losses, *[p.grad for p in model.parameters()], *found.state.values()))
+        result = objective(method, model, state=saved_state)
+        result.loss.backward()
+        gradients.append(
+            (result.weights, result.sample_losses, *[p.grad for p in model.parameters()], *result.state.values())
+        )
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @each_method
-def test_equal_moments_give_equal_objectives(name, values):
+def test_equal_steps_give_equal_objectives(name, values):
     method = build(name, values)
     one, other = (objective(method, network()) for _ in range(2))
     assert torch.equal(one.loss, other.loss) and torch.equal(one.sample_losses, other.sample_losses)
     if "attack" in fields(name):
-        assert not torch.equal(one.sample_losses, objective(method, network(), step=TRAIN_STEP._replace(step=3)).sample_losses)
+        assert not torch.equal(
+            one.sample_losses, objective(method, network(), step=TRAIN_STEP._replace(step=3)).sample_losses
+        )
 
 
 @each_method
@@ -186,13 +191,13 @@ def test_the_order_of_the_samples_does_not_matter(name, values, monkeypatch):
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     mixed = Batch(*(part[order] for part in samples))
     models = network().eval().double(), network().eval().double()  # evaluation mode: no sample sees another
-    found = [
+    result = [
         objective(method, model, one._replace(x=one.x.double()))
         for model, one in zip(models, (samples, mixed), strict=True)
     ]
-    assert torch.allclose(found[0].sample_losses[order], found[1].sample_losses, atol=1e-12)
-    assert torch.allclose(found[0].weights[order], found[1].weights, atol=1e-10)
-    for one in found:
+    assert torch.allclose(result[0].sample_losses[order], result[1].sample_losses, atol=1e-12)
+    assert torch.allclose(result[0].weights[order], result[1].weights, atol=1e-10)
+    for one in result:
         one.loss.backward()
     for p, q in zip(*(m.parameters() for m in models), strict=True):
         assert torch.allclose(p.grad, q.grad, rtol=1e-5, atol=1e-8)
@@ -204,12 +209,12 @@ def test_the_loss_falls_on_a_tiny_problem(name, values):
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     state, losses = method.init(COUNTS), []
     for step in range(40):
-        found = objective(method, model, state=state, step=TrainStep(0, step, 0.7))
+        result = objective(method, model, state=state, step=TrainStep(0, step, 0.7))
         optimizer.zero_grad()
-        found.loss.backward()
+        result.loss.backward()
         optimizer.step()
-        state = found.state
-        losses.append(found.sample_losses.mean().item())
+        state = result.state
+        losses.append(result.sample_losses.mean().item())
     assert sum(losses[-5:]) < 0.7 * 5 * losses[0]
 
 

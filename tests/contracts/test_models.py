@@ -22,12 +22,12 @@ def build(name, channels=3, classes=10):
 
 
 def test_every_spec_in_the_folder_is_listed():
-    found = set()
+    result = set()
     for module in pkgutil.iter_modules(doubly.models.__path__):
         for _, thing in inspect.getmembers(importlib.import_module(f"doubly.models.{module.name}"), inspect.isclass):
             if hasattr(thing, "build") and thing is not Model:
-                found.add(thing)
-    assert found == set(MODELS.values())
+                result.add(thing)
+    assert result == set(MODELS.values())
 
 
 @each_model

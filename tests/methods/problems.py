@@ -7,8 +7,8 @@ from torch import nn
 from doubly.types import Batch
 
 
-def knowing_network():
-    """Knows the classes somewhat: its attack needs 0 to more than K steps."""
+def trained_network():
+    """Return a network that knows the classes of `labeled_noise` somewhat: an attack needs 0 to more than K steps."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layers = nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4)
@@ -24,7 +24,7 @@ def knowing_network():
 
 
 def labeled_noise(count=24):
-    """Noise that is brighter the higher its class."""
+    """Return noise that is brighter the higher its class."""
     generator = torch.Generator().manual_seed(1)
     y = torch.arange(count) % 4
     x = torch.rand(count, 1, 4, 4, generator=generator, dtype=torch.float64)
@@ -32,12 +32,23 @@ def labeled_noise(count=24):
 
 
 def plain_noise(count=8):
+    """Return noise with random labels."""
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(count, 1, 4, 4, generator=generator, dtype=torch.float64)
     return Batch(x, torch.randint(4, (count,), generator=generator), torch.arange(count))
 
 
 def by_batch_statistics(model, x):
-    """The network in training mode, remembering nothing."""
+    """Return the network's logits in training mode, without updating its running statistics."""
     norm = model[2]
     return model[4](F.batch_norm(model[1](x.flatten(1)), None, None, norm.weight, norm.bias, True).tanh())
+
+
+def gradients(loss, model):
+    """Return the gradients of the parameters."""
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def flat_gradient(loss, model):
+    """Return the gradient of all parameters as one vector."""
+    return torch.cat([gradient.flatten() for gradient in gradients(loss, model)])

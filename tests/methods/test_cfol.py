@@ -1,4 +1,8 @@
+"""CFOL: the adversary that learns which classes to draw, by hand."""
+
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,25 +19,28 @@ from doubly.methods import AT, CFOL
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
 
+gradients = runpy.run_path(str(Path(__file__).parent / "problems.py"))["gradients"]
+
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
-STILL = PGD(LinfBall(0.1), 0, start="zero")  # delta = 0, so that the logits are known
+NO_ATTACK = PGD(LinfBall(0.1), 0, start="zero")  # delta = 0, so that the logits are known
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 
 
-class Answers(nn.Module):
-    """Says class z of an image whose only pixel is z / 10."""
+class Oracle(nn.Module):
+    """Predicts class z for an image whose only pixel is z / 10."""
 
     def __init__(self, classes=3):
         super().__init__()
         self.classes, self.scale = classes, nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x):
-        said = (10 * x.flatten(1)[:, 0]).round().long()
-        return self.scale * F.one_hot(said, self.classes).to(x)
+        prediction = (10 * x.flatten(1)[:, 0]).round().long()
+        return self.scale * F.one_hot(prediction, self.classes).to(x)
 
 
-def saying(said, y):
-    return Batch(torch.tensor(said).view(-1, 1, 1, 1) / 10, torch.tensor(y), torch.arange(len(y)))
+def predicted(predictions, y):
+    """Return images for which Oracle makes these predictions."""
+    return Batch(torch.tensor(predictions).view(-1, 1, 1, 1) / 10, torch.tensor(y), torch.arange(len(y)))
 
 
 def network():
@@ -47,20 +54,10 @@ def samples(count=9):
     return Batch(x, torch.arange(count) % 3, torch.arange(count))
 
 
-def gradients(scalar, model):
-    return torch.autograd.grad(scalar, list(model.parameters()))
-
-
-# --- the adversary ---
-
-
 def test_p_is_a_uniform_share_and_a_softmax_of_the_scores_by_hand():
     p = CFOL(gamma=0.4).probabilities(torch.tensor([0.0, math.log(2), math.log(5)]).double(), torch.tensor([9, 9, 9]))
     assert p.tolist() == pytest.approx([0.4 / 3 + 0.6 / 8, 0.4 / 3 + 0.6 * 2 / 8, 0.4 / 3 + 0.6 * 5 / 8], rel=1e-7)
-
-
-def test_classes_without_images_have_no_probability():
-    method = CFOL(gamma=0.5)
+    method = CFOL(gamma=0.5)  # a class without images has no probability
     state = method.init(torch.tensor([5, 0, 3]))
     assert method.sampling(state).tolist() == pytest.approx([0.5, 0, 0.5])
     state["scores"][2] = math.log(3)
@@ -69,62 +66,48 @@ def test_classes_without_images_have_no_probability():
 
 def test_scores_rise_by_the_inverse_probability_of_each_mistake_by_hand():
     """Five images, three mistakes: one of class 0, two of class 2. At first p = 1/3."""
-    batch = saying([1, 0, 1, 0, 1], [0, 0, 1, 2, 2])
-    method = CFOL(STILL, eta=0.1)
-    first = method.objective(Answers(), batch, method.init(torch.tensor([4, 4, 4])), TRAIN_STEP)
+    batch = predicted([1, 0, 1, 0, 1], [0, 0, 1, 2, 2])
+    method = CFOL(NO_ATTACK, eta=0.1)
+    first = method.objective(Oracle(), batch, method.init(torch.tensor([4, 4, 4])), TRAIN_STEP)
     assert first.state["scores"].tolist() == pytest.approx([0.1 * 3, 0, 0.1 * 6])
     # Within an epoch the classes are still drawn as they were at its beginning ...
-    second = method.objective(Answers(), batch, first.state, TRAIN_STEP._replace(step=5))
+    second = method.objective(Oracle(), batch, first.state, TRAIN_STEP._replace(step=5))
     assert second.state["scores"].tolist() == pytest.approx([0.6, 0, 1.2])
     # ... and in the next by the p that the loader was given.
     e = [math.exp(w) for w in (0.6, 0, 1.2)]
     p = [0.5 / 3 + 0.5 * part / sum(e) for part in e]
     assert method.sampling(second.state).tolist() == pytest.approx(p)
-    third = method.objective(Answers(), batch, second.state, TRAIN_STEP._replace(epoch=2, step=0))
+    third = method.objective(Oracle(), batch, second.state, TRAIN_STEP._replace(epoch=2, step=0))
     assert third.state["scores"].tolist() == pytest.approx([0.6 + 0.1 / p[0], 0, 1.2 + 0.1 * 2 / p[2]])
     assert third.record["largest_class_probability"].item() == pytest.approx(max(p))
-    fourth = method.objective(Answers(), batch, third.state, TRAIN_STEP._replace(epoch=2, step=1))
+    fourth = method.objective(Oracle(), batch, third.state, TRAIN_STEP._replace(epoch=2, step=1))
     assert fourth.state["scores"].tolist() == pytest.approx([0.6 + 0.2 / p[0], 0, 1.2 + 0.2 * 2 / p[2]])
 
 
 def test_in_reweighting_a_class_is_drawn_by_its_share_of_the_images():
-    batch = saying([1, 0, 1, 0, 1], [0, 0, 1, 2, 2])
-    method = CFOL(STILL, mode="reweighting", eta=0.1)
-    found = method.objective(Answers(), batch, method.init(torch.tensor([5, 3, 2])), TRAIN_STEP)
-    assert found.state["scores"].tolist() == pytest.approx([0.1 * 10 / 5, 0, 0.1 * 2 * 10 / 2])
-    assert method.sampling(found.state) is None
+    batch = predicted([1, 0, 1, 0, 1], [0, 0, 1, 2, 2])
+    method = CFOL(NO_ATTACK, mode="reweighting", eta=0.1)
+    result = method.objective(Oracle(), batch, method.init(torch.tensor([5, 3, 2])), TRAIN_STEP)
+    assert result.state["scores"].tolist() == pytest.approx([0.1 * 10 / 5, 0, 0.1 * 2 * 10 / 2])
+    assert method.sampling(result.state) is None
 
 
-def test_an_epoch_raises_each_score_by_eta_n_times_the_class_s_error_in_either_mode():
+def test_an_epoch_raises_each_score_by_eta_n_times_the_error_of_the_class_in_either_mode():
     """What 1 / q is for: the loader's draws, whatever they favor, estimate the same error of each class."""
-    wrong = torch.tensor([0.1, 0.5, 0.9])
+    errors = torch.tensor([0.1, 0.5, 0.9])
     y = torch.repeat_interleave(torch.arange(3), torch.tensor([3000, 2000, 1000]))
     rank = torch.cat([torch.arange(n) / n for n in (3000, 2000, 1000)])
-    said = torch.where(rank < wrong[y], (y + 1) % 3, y)
-    images = Images.of((said / 10).view(-1, 1, 1, 1), y)
+    predictions = torch.where(rank < errors[y], (y + 1) % 3, y)
+    images = Images.of((predictions / 10).view(-1, 1, 1, 1), y)
     for mode in ("sampling", "reweighting"):
-        method = CFOL(STILL, mode=mode, eta=0.25 / 6000)
+        method = CFOL(NO_ATTACK, mode=mode, eta=0.25 / 6000)
         state = method.init(images.counts())
         state["scores"] = torch.tensor([2.0, 0.0, 0.0]).double()
         for epoch in (1, 2):
             before = state["scores"]
             for step, batch in enumerate(batches(images, 500, 0, epoch, probabilities=method.sampling(state))):
-                state = method.objective(Answers(), batch, state, TrainStep(epoch, step)).state
-            assert torch.allclose(state["scores"] - before, 0.25 * wrong.double(), rtol=0.15)
-
-
-def test_two_processes_learn_as_one(monkeypatch):
-    batch, method = saying([1, 0, 1, 0, 1, 1], [0, 0, 1, 2, 2, 0]), CFOL(STILL, eta=0.1)
-    state = method.init(torch.tensor([4, 4, 4]))
-    whole = method.objective(Answers(), batch, state, TRAIN_STEP).state["scores"]
-    halves, sent = [Batch(*(part[rows] for part in batch)) for rows in (slice(0, 3), slice(3, 6))], []
-    monkeypatch.setattr("doubly.distributed.collectives.gather", lambda own: sent.append(own) or own)
-    method.objective(Answers(), halves[1], state, TRAIN_STEP)
-    monkeypatch.setattr("doubly.distributed.collectives.gather", lambda own: torch.cat([own, sent[0]]))
-    assert torch.allclose(method.objective(Answers(), halves[0], state, TRAIN_STEP).state["scores"], whole)
-
-
-# --- the model ---
+                state = method.objective(Oracle(), batch, state, TrainStep(epoch, step)).state
+            assert torch.allclose(state["scores"] - before, 0.25 * errors.double(), rtol=0.15)
 
 
 def test_the_loss_is_weighted_by_c_p_y_in_reweighting_and_not_in_sampling():
@@ -133,23 +116,26 @@ def test_the_loss_is_weighted_by_c_p_y_in_reweighting_and_not_in_sampling():
     for mode, weights in (("sampling", torch.ones(9)), ("reweighting", (3 * p).float()[samples().y])):
         method, model, twin = CFOL(ATTACK, mode=mode), network(), network()
         state = {**method.init(torch.tensor([4, 4, 4])), "scores": scores}
-        found = method.objective(model, samples(), state, TRAIN_STEP)
+        result = method.objective(model, samples(), state, TRAIN_STEP)
         delta = ATTACK(twin, samples().x, samples().y, TRAIN_STEP.generator("attack"))
         losses = F.cross_entropy(twin(samples().x + delta), samples().y, reduction="none")
-        assert torch.allclose(found.weights, weights) and torch.allclose(found.sample_losses, losses)
-        for a, b in zip(gradients(found.loss, model), gradients((weights * losses).mean(), twin), strict=True):
+        assert torch.allclose(result.weights, weights) and torch.allclose(result.sample_losses, losses)
+        for a, b in zip(gradients(result.loss, model), gradients((weights * losses).mean(), twin), strict=True):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("mode", ["sampling", "reweighting"])
-def test_gamma_one_is_at_whatever_the_adversary_has_learned(mode):
-    method, model, twin = CFOL(ATTACK, mode=mode, gamma=1.0, eta=1.0), network(), network()
-    state = {**method.init(torch.tensor([6, 4, 2])), "scores": torch.tensor([0.0, 50.0, 2.0]).double()}
-    found, at = (kind.objective(net, samples(), state, TRAIN_STEP) for kind, net in ((method, model), (AT(ATTACK), twin)))
-    assert torch.equal(found.loss, at.loss)
-    assert all(torch.equal(a, b) for a, b in zip(gradients(found.loss, model), gradients(at.loss, twin), strict=True))
-    if mode == "sampling":  # and the classes are drawn as balanced AT draws them
-        assert torch.allclose(method.sampling(found.state), torch.full((3,), 1 / 3).double())
+def test_gamma_one_is_at_whatever_the_adversary_has_learned():
+    for mode in ("sampling", "reweighting"):
+        method, model, twin = CFOL(ATTACK, mode=mode, gamma=1.0, eta=1.0), network(), network()
+        state = {**method.init(torch.tensor([6, 4, 2])), "scores": torch.tensor([0.0, 50.0, 2.0]).double()}
+        result, at = (
+            m.objective(net, samples(), state, TRAIN_STEP) for m, net in ((method, model), (AT(ATTACK), twin))
+        )
+        assert torch.equal(result.loss, at.loss)
+        pairs = zip(gradients(result.loss, model), gradients(at.loss, twin), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+        if mode == "sampling":  # and the classes are drawn as balanced AT draws them
+            assert torch.allclose(method.sampling(result.state), torch.full((3,), 1 / 3).double())
 
 
 def test_eta_zero_leaves_the_adversary_at_the_uniform_distribution():
@@ -160,41 +146,15 @@ def test_eta_zero_leaves_the_adversary_at_the_uniform_distribution():
     assert torch.allclose(method.sampling(state), torch.full((3,), 1 / 3).double())
 
 
-def test_scores_do_not_depend_on_the_order_of_the_samples():
-    batch, order = saying([1, 0, 1, 0, 1], [0, 0, 1, 2, 2]), torch.tensor([3, 0, 4, 2, 1])
-    method = CFOL(STILL, eta=0.1)
-    state = method.init(torch.tensor([4, 4, 4]))
-    one, other = (
-        method.objective(Answers(), given, state, TRAIN_STEP).state["scores"]
-        for given in (batch, Batch(*(part[order] for part in batch)))
-    )
-    assert torch.allclose(one, other, rtol=1e-12)
-
-
-def test_nothing_flows_back_into_the_adversary():
-    method, model = CFOL(ATTACK, mode="reweighting", eta=1.0), network()
-    found = method.objective(model, samples(), method.init(torch.tensor([3, 3, 3])), TRAIN_STEP)
-    assert not found.weights.requires_grad and not any(value.requires_grad for value in found.state.values())
-
-
-# --- what is refused ---
-
-
-def test_without_class_counts_it_says_what_to_hand_over():
+def test_refusals():
     with pytest.raises(UsageError, match=r"init\(images\.counts\(\)\)"):
         CFOL().init()
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
+    for settings, message in [
         ({"gamma": 0.0}, r"\(0, 1\]"),
         ({"gamma": 1.5}, r"\(0, 1\]"),
         ({"eta": -1.0}, "eta"),
-        ({"eta": float("inf")}, "eta"),
+        ({"eta": math.inf}, "eta"),
         ({"loss": TradesLoss()}, "clean"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(values, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        CFOL(**values)
+    ]:
+        with pytest.raises(UsageError, match=message):
+            CFOL(**settings)

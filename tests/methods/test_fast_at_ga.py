@@ -1,3 +1,8 @@
+"""Gradient alignment, on a network whose input gradient is known in closed form."""
+
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +12,8 @@ from doubly.errors import UsageError
 from doubly.methods import AT, FastATGA
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
+
+gradients = runpy.run_path(str(Path(__file__).parent / "problems.py"))["gradients"]
 
 ATTACK = FGSM(LinfBall(0.1), reach=1.25)
 
@@ -31,47 +38,42 @@ def batch(count=5):
     return Batch(x, torch.arange(count) % 2, torch.arange(count))
 
 
-def gradients(found, model):
-    return torch.autograd.grad(found.loss, list(model.parameters()))
-
-
 def test_the_penalty_is_one_minus_the_mean_cosine_of_the_two_input_gradients(monkeypatch):
-    monkeypatch.setattr("doubly.distributed.collectives.uniform", lambda like, generator: torch.full_like(like, 0.9))
+    monkeypatch.setattr("doubly.seeding.BatchGenerator.uniform", lambda self, like: torch.full_like(like, 0.9))
     model, samples = Quadratic(), batch()
-    found = FastATGA(ATTACK, strength=0.7).objective(model, samples, {}, TrainStep())
+    result = FastATGA(ATTACK, strength=0.7).objective(model, samples, {}, TrainStep())
     # The input gradient of cross-entropy is (p_1 - [y = 0]) times that of the first logit, so it has its direction.
-    flat, e = samples.x.flatten(1), 0.1 * 0.8
+    flat, noise = samples.x.flatten(1), 0.1 * 0.8
     sign = torch.where(samples.y == 0, -1.0, 1.0)[:, None]
-    here = sign * (model.scale * flat + model.tilt).detach()
-    there = sign * (model.scale * (flat + e) + model.tilt)
-    cosine = (here * there).sum(1) / (here.norm(dim=1) * there.norm(dim=1))
+    at_image = sign * (model.scale * flat + model.tilt).detach()  # a constant
+    at_noise = sign * (model.scale * (flat + noise) + model.tilt)
+    cosine = (at_image * at_noise).sum(1) / (at_image.norm(dim=1) * at_noise.norm(dim=1))
     penalty = 0.7 * (1 - cosine.mean())
     plain = AT(ATTACK).objective(model, samples, {}, TrainStep())
-    assert torch.allclose(found.loss, plain.loss + penalty, rtol=1e-10)
-    assert found.record["alignment"].item() == pytest.approx(cosine.mean().item(), rel=1e-10)
-    expected = torch.autograd.grad(plain.loss + penalty, list(model.parameters()))
-    # `here` is a constant in the penalty: through it no gradient flows.
-    assert all(torch.allclose(a, b, rtol=1e-8) for a, b in zip(gradients(found, model), expected, strict=True))
+    assert torch.allclose(result.loss, plain.loss + penalty, rtol=1e-10)
+    assert result.record["alignment"].item() == pytest.approx(cosine.mean().item(), rel=1e-10)
+    expected = gradients(plain.loss + penalty, model)
+    assert all(torch.allclose(a, b, rtol=1e-8) for a, b in zip(gradients(result.loss, model), expected, strict=True))
 
 
 def test_without_strength_it_is_fgsm_training():
     model = Quadratic()
-    plain = gradients(AT(ATTACK).objective(model, batch(), {}, TrainStep()), model)
-    none = gradients(FastATGA(ATTACK, strength=0.0).objective(model, batch(), {}, TrainStep()), model)
+    plain = gradients(AT(ATTACK).objective(model, batch(), {}, TrainStep()).loss, model)
+    none = gradients(FastATGA(ATTACK, strength=0.0).objective(model, batch(), {}, TrainStep()).loss, model)
     assert all(torch.equal(a, b) for a, b in zip(plain, none, strict=True))
 
 
-def test_samples_without_a_gradient_do_not_count():
+def test_samples_without_a_gradient_do_not_count(monkeypatch):
+    monkeypatch.setattr("doubly.seeding.BatchGenerator.uniform", lambda self, like: torch.full_like(like, 0.9))
     model, samples = Quadratic(), batch()
     model.tilt.data.zero_()
-    samples.x[0] = 0.0  # at 0 the first logit has no gradient there
-    found = FastATGA(ATTACK).objective(model, samples, {}, TrainStep())
-    rest = FastATGA(ATTACK).objective(model, Batch(samples.x[1:], samples.y[1:], samples.ids[1:]), {}, TrainStep())
-    assert found.loss.isfinite() and all(g.isfinite().all() for g in gradients(found, model))
-    assert found.record["alignment"] != rest.record["alignment"]  # other noise, as it is drawn by position
+    samples.x[0] = 0.0  # where the first logit has no gradient
+    result = FastATGA(ATTACK).objective(model, samples, {}, TrainStep())
+    rest = FastATGA(ATTACK).objective(model, Batch(*(part[1:] for part in samples)), {}, TrainStep())
+    assert result.loss.isfinite() and all(g.isfinite().all() for g in gradients(result.loss, model))
+    assert result.record["alignment"].item() == pytest.approx(rest.record["alignment"].item(), rel=1e-12)
     samples.x.zero_()
-    nothing = FastATGA(ATTACK).objective(model, samples, {}, TrainStep())
-    assert nothing.record["alignment"] == 1
+    assert FastATGA(ATTACK).objective(model, samples, {}, TrainStep()).record["alignment"] == 1
 
 
 def test_a_negative_strength_is_refused():

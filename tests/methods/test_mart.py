@@ -1,3 +1,5 @@
+"""MART, compared with its formula written out sample by sample."""
+
 import math
 import runpy
 from pathlib import Path
@@ -15,7 +17,7 @@ from doubly.threat import LinfBall
 from doubly.types import TrainStep
 
 PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-data, by_batch_statistics = PROBLEMS["plain_noise"], PROBLEMS["by_batch_statistics"]
+data, by_batch_statistics, gradients = (PROBLEMS[name] for name in ("plain_noise", "by_batch_statistics", "gradients"))
 
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 ATTACK = PGD(LinfBall(0.1), 4, SignStep(0.03), "gaussian")
@@ -30,57 +32,53 @@ def network():
     return model
 
 
-def gradients(scalar, model):
-    return torch.autograd.grad(scalar, list(model.parameters()))
-
-
 def literal(attacked, clean, y, beta, detached=False):
-    """Sample by sample."""
+    """Return the loss, sample by sample."""
     values = []
     for q, p, label in zip(attacked.softmax(1), clean.softmax(1), y.tolist(), strict=True):
-        rival = torch.stack([q[j] for j in range(4) if j != label]).max()
+        runner_up = torch.stack([q[j] for j in range(4) if j != label]).max()
         factor = 1.0000001 - p[label]
         divergence = sum(p[j] * (p[j] / q[j]).log() for j in range(4))
-        boosted = -q[label].log() - (1.0001 - rival + 1e-12).log()
+        boosted = -q[label].log() - (1.0001 - runner_up + 1e-12).log()
         values.append(boosted + beta * divergence * (factor.detach() if detached else factor))
     return torch.stack(values)
 
 
-@pytest.mark.parametrize("detached", [False, True])
-def test_mart_is_its_formula(detached):
-    model, twin, batch = network(), network(), data()
-    found = MART(ATTACK, 3.0, detached).objective(model, batch, {}, TRAIN_STEP)
-    delta = ATTACK(twin, batch.x, batch.y, TRAIN_STEP.generator("attack"))
-    attacked, clean = twin(batch.x + delta), by_batch_statistics(twin, batch.x)
-    losses = literal(attacked, clean, batch.y, 3.0, detached)
-    assert torch.allclose(found.sample_losses, losses.detach()) and torch.equal(found.logits, attacked.detach())
-    assert torch.equal(found.weights, torch.ones(8).double()) and found.state == {}
-    for a, b in zip(gradients(found.loss, model), gradients(losses.mean(), twin), strict=True):
-        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
-    assert model[2].num_batches_tracked == 1 and torch.equal(model[2].running_mean, twin[2].running_mean)
+def test_mart_is_its_formula():
+    for detached in (False, True):
+        model, twin, batch = network(), network(), data()
+        result = MART(ATTACK, 3.0, detached).objective(model, batch, {}, TRAIN_STEP)
+        delta = ATTACK(twin, batch.x, batch.y, TRAIN_STEP.generator("attack"))
+        attacked, clean = twin(batch.x + delta), by_batch_statistics(twin, batch.x)
+        losses = literal(attacked, clean, batch.y, 3.0, detached)
+        assert torch.allclose(result.sample_losses, losses.detach()) and torch.equal(result.logits, attacked.detach())
+        assert torch.equal(result.weights, torch.ones(8).double()) and result.state == {}
+        for a, b in zip(gradients(result.loss, model), gradients(losses.mean(), twin), strict=True):
+            assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+        assert model[2].num_batches_tracked == 1 and torch.equal(model[2].running_mean, twin[2].running_mean)
 
 
 def test_detached_changes_the_gradient_and_no_value():
     batch, models = data(), (network(), network())
     one, other = (
-        MART(ATTACK, detached=word).objective(model, batch, {}, TRAIN_STEP)
-        for word, model in zip((False, True), models, strict=True)
+        MART(ATTACK, detached=detached).objective(model, batch, {}, TRAIN_STEP)
+        for detached, model in zip((False, True), models, strict=True)
     )
     assert torch.equal(one.sample_losses, other.sample_losses)
     assert not torch.allclose(gradients(one.loss, models[0])[0], gradients(other.loss, models[1])[0], rtol=1e-3)
 
 
-def test_beta_zero_is_at_plus_a_term_for_the_rival_class():
+def test_beta_zero_is_at_plus_a_term_for_the_runner_up_class():
     model, twin, batch = network(), network(), data()
-    found = MART(ATTACK, beta=0.0).objective(model, batch, {}, TRAIN_STEP)
+    result = MART(ATTACK, beta=0.0).objective(model, batch, {}, TRAIN_STEP)
     at = AT(ATTACK).objective(network(), batch, {}, TRAIN_STEP)
-    shares = at.logits.softmax(1)
-    rivals = [max(row[j] for j in range(4) if j != label) for row, label in zip(shares.tolist(), batch.y, strict=True)]
-    term = torch.tensor([-math.log(1.0001 - rival + 1e-12) for rival in rivals], dtype=torch.float64)
-    assert torch.allclose(found.sample_losses, at.sample_losses + term)
+    rows = zip(at.logits.softmax(1).tolist(), batch.y, strict=True)
+    runners_up = [max(row[j] for j in range(4) if j != label) for row, label in rows]
+    term = torch.tensor([-math.log(1.0001 - p + 1e-12) for p in runners_up], dtype=torch.float64)
+    assert torch.allclose(result.sample_losses, at.sample_losses + term)
     attacked = twin(batch.x + ATTACK(twin, batch.x, batch.y, TRAIN_STEP.generator("attack")))
     expected = literal(attacked, attacked.detach(), batch.y, 0.0).mean()
-    for a, b in zip(gradients(found.loss, model), gradients(expected, twin), strict=True):
+    for a, b in zip(gradients(result.loss, model), gradients(expected, twin), strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
@@ -96,11 +94,11 @@ def test_the_divergence_counts_most_where_the_clean_image_is_misclassified():
 
 def test_any_attack_will_do_and_the_published_one_is_the_default():
     assert MART().attack == PGD(start="gaussian") and (MART().beta, MART().detached) == (5.0, False)
-    found = MART(FGSM(LinfBall(0.1))).objective(network(), data(), {}, TRAIN_STEP)
-    assert found.loss.isfinite()
+    result = MART(FGSM(LinfBall(0.1))).objective(network(), data(), {}, TRAIN_STEP)
+    assert result.loss.isfinite()
 
 
-@pytest.mark.parametrize("beta", [-1.0, float("inf"), float("nan")])
-def test_a_beta_that_is_no_weight_is_refused(beta):
-    with pytest.raises(UsageError, match="from 0 on, got"):
-        MART(beta=beta)
+def test_a_beta_that_is_no_weight_is_refused():
+    for beta in (-1.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match="from 0 on, got"):
+            MART(beta=beta)

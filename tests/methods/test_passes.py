@@ -1,15 +1,14 @@
-"""The passes that one update costs, counted: no pass more than the formula needs."""
+"""The passes that one update costs, counted: not one more than the formula needs."""
 
 from typing import NamedTuple
 
-import pytest
 import torch
 from torch import nn
 
 from doubly.attacks import PGD
 from doubly.bilevel import SignStep
 from doubly.losses import LogitMargin
-from doubly.methods import AT, DONE, Standard
+from doubly.methods import AT, AWP, DONE, METHODS, FastATGA, FastBAT, Standard
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
 
@@ -20,7 +19,7 @@ class Passes(NamedTuple):
     forward: int  # through the network
     backward: int  # of the output, to the input or to the parameters
     double: int  # through a backward pass
-    batches: int  # forward passes in training mode that batch norm remembers
+    batches: int  # forward passes in training mode that update batch norm's statistics
 
 
 class Tick(torch.autograd.Function):
@@ -65,12 +64,12 @@ class Counted(nn.Module):
         return self.last(Tick.apply(self.first(x), self.count))
 
 
-def passes(method, progress=0.0):
+def passes(method, progress=0.7):
     model = Counted().train()
     generator = torch.Generator().manual_seed(1)
     x, y = torch.rand(6, 1, 4, 4, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2])
-    found = method.objective(model, Batch(x, y, y), method.init(), TrainStep(progress=progress))
-    found.loss.backward()
+    result = method.objective(model, Batch(x, y, y), method.init(torch.full((3,), 2)), TrainStep(progress=progress))
+    result.loss.backward()
     return Passes(*model.count.values(), int(model.first[2].num_batches_tracked))
 
 
@@ -78,49 +77,40 @@ def attack(**values):
     return PGD(LinfBall(0.1), K, SignStep(0.03), **values)
 
 
-def test_standard_is_one_forward_and_one_backward():
+def test_the_passes_of_standard_training_at_and_done():
     assert passes(Standard()) == Passes(1, 1, 0, 1)
-
-
-def test_at_is_k_attack_steps_and_one_pass():
-    assert passes(AT(attack())) == Passes(K + 1, K + 1, 0, 1)
-
-
-def test_done_without_implicit_term_costs_what_at_costs():
-    assert passes(DONE(attack(), implicit="none")) == passes(AT(attack()))
-
-
-def test_first_order_is_one_forward_and_one_backward_more():
-    at = passes(AT(attack()))
+    at = passes(AT(attack()))  # K steps of the attack, and one pass to train
+    assert at == passes(AT(attack(attack_mode="train"))) == Passes(K + 1, K + 1, 0, 1)
+    assert passes(DONE(attack(), implicit="none")) == at
     assert passes(DONE(attack(), implicit="first_order")) == Passes(at.forward + 1, at.backward + 1, 0, 1)
-
-
-def test_exact_is_one_backward_more_and_its_double_backward():
-    at = passes(AT(attack()))
-    assert passes(DONE(attack(), implicit="exact")) == Passes(at.forward, at.backward + 1, 1, 1)
-
-
-def test_exact_with_its_own_attack_loss_is_two_backward_passes_more():
-    at = passes(AT(attack()))
-    method = DONE(attack(loss=LogitMargin()), implicit="exact")
-    assert passes(method) == Passes(at.forward, at.backward + 2, 1, 1)
-
-
-def test_full_curvature_adds_one_product_per_iteration_and_no_forward():
-    exact, full = (passes(DONE(attack(), implicit="exact", curvature=word)) for word in ("barrier", "full"))
+    exact = passes(DONE(attack(), implicit="exact"))
+    assert exact == Passes(at.forward, at.backward + 1, 1, 1)
+    two_losses = DONE(attack(loss=LogitMargin()), implicit="exact")
+    assert passes(two_losses) == Passes(at.forward, at.backward + 2, 1, 1)
+    full = passes(DONE(attack(), implicit="exact", curvature="full"))
     assert full.forward == exact.forward and full.batches == 1
     assert full.double - exact.double == 1 + 10  # the first residual, and ten iterations
 
 
-def test_an_attack_in_training_mode_costs_the_same():
-    assert passes(AT(attack(attack_mode="train"))) == passes(AT(attack()))
+def test_methods_declare_whether_they_differentiate_twice():
+    single = [
+        DONE(implicit="first_order"),
+        DONE(implicit="none"),
+        FastBAT(curvature=float("inf")),
+        FastATGA(strength=0),
+        AWP(AT()),
+    ]
+    double = [DONE(), FastBAT(), FastATGA(), AWP(DONE()), AWP(FastATGA())]
+    for method in (*(kind() for kind in METHODS.values()), *single, *double):
+        assert method.needs_second_derivatives == (passes(method).double > 0), method
+    assert all(method.needs_second_derivatives for method in double)
+    assert not any(method.needs_second_derivatives for method in single)
 
 
-@pytest.mark.parametrize("implicit", ["none", "first_order", "exact"])
-def test_parameters_are_frozen_while_attacking(implicit):
-    seen = []
-    model = Counted()
-    model.last.register_forward_hook(lambda module, *_: seen.append(module.weight.requires_grad))
-    y = torch.tensor([0, 1, 2])
-    DONE(attack(), implicit=implicit).objective(model, Batch(torch.rand(3, 1, 4, 4), y, y), {}, TrainStep())
-    assert seen == [False] * K + [True] * (len(seen) - K)
+def test_parameters_are_frozen_while_attacking():
+    for implicit in ("none", "first_order", "exact"):
+        flags, model = [], Counted()
+        model.last.register_forward_hook(lambda module, *_, flags=flags: flags.append(module.weight.requires_grad))
+        y = torch.tensor([0, 1, 2])
+        DONE(attack(), implicit=implicit).objective(model, Batch(torch.rand(3, 1, 4, 4), y, y), {}, TrainStep())
+        assert flags == [False] * K + [True] * (len(flags) - K)

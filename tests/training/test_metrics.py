@@ -3,12 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from doubly.training.metrics import Meter, effective_sample_size
+from doubly.distributed import SINGLE_PROCESS, Communicator
+from doubly.training.metrics import EpochMetrics, effective_sample_size
+from doubly.training.passes import Passes
 from doubly.types import Batch, Objective
 
 
 def objective(losses, weights, correct):
-    """A batch of labels 1, in which the logits point at the label where `correct`."""
+    """Return an objective and a batch of labels 1, in which the logits point at the label where `correct`."""
     losses, weights = torch.tensor(losses), torch.tensor(weights)
     logits = torch.stack([1 - torch.tensor(correct), torch.tensor(correct)], 1).float()
     y = torch.ones(len(losses), dtype=torch.long)
@@ -19,19 +21,21 @@ FIRST = objective([1.0, 3.0], [0.5, 1.5], [1, 0])
 SECOND = objective([2.0], [4.0], [1])
 
 
-@pytest.mark.parametrize(
-    ("weights", "size"), [([1.0] * 7, 7), ([5.0, 0, 0], 1), ([1.0, 1, 0, 0], 2), ([3.0, 1], 1.6), ([0.0, 0.0], 0)]
-)
-def test_effective_sample_size(weights, size):
-    w = torch.tensor(weights).double()
-    assert effective_sample_size(w.sum(), w.square().sum()).item() == pytest.approx(size)
+def collect(*steps, restored=None):
+    metrics = EpochMetrics(restored)
+    for step in steps:
+        metrics.add(*step)
+    return metrics
+
+
+def test_effective_sample_size_by_hand():
+    for weights, size in [([1.0] * 7, 7), ([5.0, 0, 0], 1), ([1.0, 1, 0, 0], 2), ([3.0, 1], 1.6), ([0.0, 0.0], 0)]:
+        w = torch.tensor(weights).double()
+        assert effective_sample_size(w.sum(), w.square().sum()).item() == pytest.approx(size)
 
 
 def test_a_row_is_the_mean_over_samples_not_over_batches():
-    meter = Meter()
-    meter.add(*FIRST)
-    meter.add(*SECOND)
-    row = meter.row()
+    row = collect(FIRST, SECOND).row(SINGLE_PROCESS)
     assert row["loss"] == 2.0 and row["weighted_loss"] == pytest.approx((0.5 + 4.5 + 8) / 3)
     assert row["train_accuracy"] == pytest.approx(2 / 3)
     assert row["weight_mean"] == 2.0 and row["weight_max"] == 4.0
@@ -39,32 +43,48 @@ def test_a_row_is_the_mean_over_samples_not_over_batches():
     assert row["weight_ess"] == pytest.approx((4 / 2.5 / 2 + 1) / 2)  # of each batch its share, then their mean
 
 
-def test_further_numbers_of_a_method_are_averaged_over_the_batches():
-    meter = Meter()
+def test_records_are_averaged_over_the_batches_counts_are_summed_and_passes_are_those_of_one_step():
+    metrics = EpochMetrics()
     for value in (1.0, 4.0):
-        meter.add(replace(FIRST[0], record={"kappa": torch.tensor(value)}), FIRST[1])
-    assert meter.row()["kappa"] == 2.5 and Meter(meter.collected()).row() == meter.row()
+        metrics.add(replace(FIRST[0], record={"kappa": torch.tensor(value)}), FIRST[1], Passes(3.0, 2.0))
+        metrics.count("skipped_steps", torch.tensor(1.0))
+    row = metrics.row(SINGLE_PROCESS)
+    assert row["kappa"] == 2.5 and row["skipped_steps"] == 2
+    assert (row["passes_forward"], row["passes_backward"]) == (3.0, 2.0)
+    assert EpochMetrics(metrics.collected(SINGLE_PROCESS)).row(SINGLE_PROCESS) == row
 
 
-def test_a_meter_taken_up_again_gives_the_same_row():
-    whole, first = Meter(), Meter()
-    for meter in (whole, first):
-        meter.add(*FIRST)
-    again = Meter(first.collected())
-    for meter in (whole, again):
-        meter.add(*SECOND)
-        meter.add(*FIRST)
-    assert again.row() == whole.row()
-    collected = whole.collected()
-    assert all(torch.equal(value, collected[name]) for name, value in again.collected().items())
+def test_metrics_that_are_restored_give_the_same_row():
+    collected = collect(FIRST, SECOND, FIRST).collected(SINGLE_PROCESS)
+    restored = collect(SECOND, FIRST, restored=collect(FIRST).collected(SINGLE_PROCESS))
+    assert restored.row(SINGLE_PROCESS) == EpochMetrics(collected).row(SINGLE_PROCESS)
+    again = restored.collected(SINGLE_PROCESS)
+    assert again.keys() == collected.keys() and all(torch.equal(again[name], collected[name]) for name in again)
+    assert EpochMetrics().collected(SINGLE_PROCESS) == {} and EpochMetrics({}).parts == {}
 
 
-def test_an_empty_meter_can_be_saved():
-    assert Meter().collected() == {} and Meter({}).parts == {}
+def test_two_processes_collect_what_one_would():
+    class Two(Communicator):
+        """The first of two processes; the other one has the same rows."""
+
+        world_size = 2
+
+        def all_gather(self, values):
+            return torch.cat([values, values])
+
+    def doubled(step):
+        result, batch = step
+        both = {name: torch.cat([getattr(result, name)] * 2) for name in ("sample_losses", "weights", "logits")}
+        return replace(result, **both), Batch(*(torch.cat([values] * 2) for values in batch))
+
+    single, several = collect(doubled(FIRST), doubled(SECOND)), collect(FIRST, SECOND)
+    ours, theirs = several.collected(Two()), single.collected(SINGLE_PROCESS)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert several.row(Two()) == single.row(SINGLE_PROCESS)
 
 
-def test_what_is_kept_holds_no_graph():
+def test_what_is_collected_holds_no_graph():
     losses = torch.ones(2, requires_grad=True) * 2
-    meter = Meter()
-    meter.add(Objective(losses.sum(), losses, torch.ones(2), torch.eye(2), {}), FIRST[1])
-    assert not any(value.requires_grad for value in meter.collected().values())
+    metrics = EpochMetrics()
+    metrics.add(Objective(losses.sum(), losses, torch.ones(2), torch.eye(2), {}), FIRST[1])
+    assert not any(value.requires_grad for value in metrics.collected(SINGLE_PROCESS).values())

@@ -1,4 +1,4 @@
-"""Recomputed activations give the same numbers, and nothing of it is to be seen afterwards."""
+"""Recomputed activations give the same numbers, and leave no trace in the network."""
 
 import copy
 from contextlib import nullcontext
@@ -16,14 +16,14 @@ from doubly.models import MODELS, NarrowResNet, PreActResNet18, ResNet18, SmallC
 from doubly.models.preact_resnet import PreActBlock
 from doubly.models.resnet import Block
 from doubly.threat import LinfBall
-from doubly.training.recompute import blocks, recomputing
+from doubly.training.recompute import find_blocks, recomputed_activations
 from doubly.types import Batch, TrainStep
 
 ATTACK = PGD(LinfBall(0.1), 2, SignStep(0.05))
 
 
 def network(dropout=0.0):
-    """Float64, with batch norm, and dropout inside a block."""
+    """Return a network in float64 with batch norm, and dropout inside a block."""
     torch.manual_seed(0)
     model = NarrowResNet(2, 1).build(1, 3, [0.5], [0.25])
     model.stages.append(nn.Sequential(nn.Conv2d(8, 8, 1), nn.Dropout(dropout), nn.BatchNorm2d(8)))
@@ -31,14 +31,14 @@ def network(dropout=0.0):
 
 
 def outcome(method, model, recompute):
-    """(scalar, gradients, buffers) of one objective; passes are differentiated inside and outside of the `with`."""
+    """Return loss, gradients and buffers of one objective, which is differentiated inside and outside of the `with`."""
     torch.manual_seed(1)
     x, y = torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 3
-    with recomputing(model) if recompute else nullcontext():
-        found = method.objective(model, Batch(x, y, torch.arange(6)), {}, TrainStep(progress=0.7))
-    found.loss.backward()
+    with recomputed_activations(model) if recompute else nullcontext():
+        result = method.objective(model, Batch(x, y, torch.arange(6)), {}, TrainStep(progress=0.7))
+    result.loss.backward()
     gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
-    return found.loss.detach(), gradients, torch.cat([b.flatten().double() for b in model.buffers()])
+    return result.loss.detach(), gradients, torch.cat([b.flatten().double() for b in model.buffers()])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -59,8 +59,8 @@ def outcome(method, model, recompute):
     ids=["AT", "TRADES", "exact", "full", "first_order", "none", "FastBAT", "FastATGA", "AWP", "AWP_DONE"],
 )
 def test_gradients_and_statistics_are_the_same(method, dropout):
-    plain, found = (outcome(method, network(dropout), recompute) for recompute in (False, True))
-    for expected, value in zip(plain, found, strict=True):
+    plain, recomputed = (outcome(method, network(dropout), recompute) for recompute in (False, True))
+    for expected, value in zip(plain, recomputed, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
     assert plain[1].norm() > 0.1
 
@@ -69,7 +69,7 @@ def test_blocks_run_again_in_every_backward_pass_and_only_then():
     model, runs = network(), []
     model.stages[0][0].conv1.register_forward_hook(lambda *_: runs.append(1))
     x = torch.rand(2, 1, 8, 8, dtype=torch.float64)
-    with recomputing(model):
+    with recomputed_activations(model):
         with torch.no_grad():
             model(x)
         assert len(runs) == 1
@@ -85,46 +85,51 @@ def test_fewer_numbers_stay_in_memory():
     held = {}
     for recompute in (False, True):
         model, sizes = ResNet18().build(3, 10, [0.5] * 3, [0.25] * 3), []
-        ours = {p.data_ptr() for p in model.parameters()}
+        parameters = {p.data_ptr() for p in model.parameters()}
 
-        def keep(saved, ours=ours, sizes=sizes):
-            if saved.data_ptr() not in ours:
+        def keep(saved, parameters=parameters, sizes=sizes):
+            if saved.data_ptr() not in parameters:
                 sizes.append((saved.data_ptr(), saved.numel()))
             return saved
 
-        forgetting = recomputing(model) if recompute else nullcontext()
-        with forgetting, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        context = recomputed_activations(model) if recompute else nullcontext()
+        with context, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
             logits = model(torch.rand(2, 3, 16, 16))
         held[recompute] = sum(dict(sizes).values())
         assert logits.requires_grad
     assert held[True] < 0.35 * held[False]
 
 
-def test_nothing_is_left_behind_and_copies_made_inside_are_plain():
+def test_forward_functions_are_restored_and_copies_are_plain():
     model = network()
+    replaced = model.stages[1][0]
+    replaced.forward = own_forward = replaced.forward  # a user may have replaced it as well
+    with recomputed_activations(model):
+        assert replaced.forward is not own_forward
+    assert replaced.forward is own_forward
+    del replaced.forward
     names = list(model.state_dict())
-    with recomputing(model):
+    with recomputed_activations(model):
         assert list(model.state_dict()) == names
     assert list(model.state_dict()) == names and not any("forward" in vars(m) for m in model.modules())
     twin = copy.deepcopy(model)
     x = torch.rand(2, 1, 8, 8, dtype=torch.float64)
-    with torch.no_grad(), recomputing(model):
+    with torch.no_grad(), recomputed_activations(model):
         model.stages[0][0].conv1.weight.zero_()
         assert not torch.equal(twin.eval()(x), model.eval()(x))
 
 
-@pytest.mark.parametrize(
-    ("model", "kinds"),
-    [
+def test_what_a_block_is():
+    for model, kinds in [
         (ResNet18(), [nn.Sequential, *[Block] * 8, nn.Sequential]),
         (PreActResNet18(), [*[PreActBlock] * 8, nn.Sequential, nn.Sequential]),
         (WideResNet(10, 1), [*[PreActBlock] * 3, nn.Sequential, nn.Sequential]),
         (SmallCNN(), [nn.Sequential, nn.Sequential]),
-    ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, list) else "",
-)
-def test_what_a_block_is(model, kinds):
-    assert [type(block) for block in blocks(model.build(3, 10, [0.5] * 3, [0.25] * 3))] == kinds
+    ]:
+        assert [type(block) for block in find_blocks(model.build(3, 10, [0.5] * 3, [0.25] * 3))] == kinds
+    for name in MODELS:
+        model = MODELS[name](10, 1) if name == "wide_resnet" else MODELS[name]()
+        assert find_blocks(model.build(1, 3, [0.5], [0.25]))
 
 
 def test_lists_are_looked_into_and_a_shared_block_counts_once():
@@ -134,28 +139,23 @@ def test_lists_are_looked_into_and_a_shared_block_counts_once():
             block = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
             self.parts, self.again, self.head = nn.ModuleList([block, nn.Linear(2, 2)]), block, nn.Linear(2, 2)
 
-    assert [type(block) for block in blocks(Own())] == [nn.Sequential]
-
-
-def test_every_network_has_blocks():
-    for name in MODELS:
-        model = MODELS[name](10, 1) if name == "wide_resnet" else MODELS[name]()
-        assert blocks(model.build(1, 3, [0.5], [0.25]))
+    assert [type(block) for block in find_blocks(Own())] == [nn.Sequential]
 
 
 def block_network():
     return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("precision", ["float32", "fp16"])
-def test_a_run_is_the_same_to_the_bit_also_resumed(tiny, tmp_path, adversarial, same_bits, precision):
+def test_a_run_is_the_same_to_the_bit_also_resumed(tiny, tmp_path, adversarial, same_bits):
     tiny.network = block_network
-    plain = tiny.run(adversarial, average=0.9, precision=precision, epochs=2)
-    tiny.train(plain, tmp_path / "plain")
-    run = tiny.run(adversarial, average=0.9, precision=precision, epochs=2, recompute_activations=True)
-    tiny.stopped(run, tmp_path / "again", after=3)
-    tiny.train(run, tmp_path / "again", resume=True)
-    assert same_bits(tiny.checkpoint(tmp_path / "plain")[0], tiny.checkpoint(tmp_path / "again")[0])
+    for precision in ("float32", "fp16"):
+        plain, again = tmp_path / precision / "plain", tmp_path / precision / "again"
+        settings = {"ema_decay": 0.9, "precision": precision, "epochs": 2}
+        tiny.train(tiny.run(adversarial, **settings), plain)
+        run = tiny.run(adversarial, recompute_activations=True, **settings)
+        tiny.stopped(run, again, after=3)
+        tiny.train(run, again, resume=True)
+        assert same_bits(tiny.checkpoint(plain)[0], tiny.checkpoint(again)[0])
 
 
 def test_a_network_without_blocks_is_refused(tiny, tmp_path):

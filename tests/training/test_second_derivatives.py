@@ -4,21 +4,14 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from doubly.distributed import SINGLE_PROCESS
 from doubly.errors import UsageError
-from doubly.methods import AT, AWP, DONE, FastATGA, FastBAT
+from doubly.methods import AT, AWP, DONE
 from doubly.training.second_derivatives import check_second_derivatives, is_compiled
 from doubly.types import Batch
 
 Y = torch.arange(12) % 3
 BATCH = Batch(torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0)), Y, torch.arange(12))
-TWICE = [DONE(), FastBAT(), FastATGA(), AWP(DONE()), AWP(FastATGA())]
-ONCE = [
-    AT(),
-    DONE(implicit="first_order"),
-    DONE(implicit="none"),
-    FastBAT(curvature=float("inf")),
-    FastATGA(strength=0),
-]
 
 
 class Forgetful(Function):
@@ -34,12 +27,12 @@ class Forgetful(Function):
         return gradient.detach() * (1 - ctx.saved_tensors[0].detach().tanh().square())
 
 
-class CachedAttack(Forgetful):
+class Once(Forgetful):
     backward = staticmethod(once_differentiable(Forgetful.backward))
 
 
 class Last(nn.Module):
-    """The last thing that happens to the logits."""
+    """A last layer that applies a function."""
 
     def __init__(self, function):
         super().__init__()
@@ -81,11 +74,11 @@ class Product(Function):
 
 def test_a_network_that_has_them_passes_and_is_left_as_it_was():
     model = network()
-    buffers, draws = [b.clone() for b in model.buffers()], torch.get_rng_state()
-    check_second_derivatives(model, BATCH)
+    buffers, generator = [b.clone() for b in model.buffers()], torch.get_rng_state()
+    check_second_derivatives(model, BATCH, SINGLE_PROCESS)
     assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
     assert all(p.grad is None for p in model.parameters()) and model.training
-    assert torch.equal(draws, torch.get_rng_state())
+    assert torch.equal(generator, torch.get_rng_state())
 
 
 def test_a_network_that_ignores_its_images_has_nothing_to_lose():
@@ -97,41 +90,27 @@ def test_a_network_that_ignores_its_images_has_nothing_to_lose():
         def forward(self, x):
             return self.bias.expand(len(x), 3)
 
-    check_second_derivatives(Prior(), BATCH)
+    check_second_derivatives(Prior(), BATCH, SINGLE_PROCESS)
 
 
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [(Apart(), "the mixed derivative is 0"), (network(Last(CachedAttack)), "once_differentiable")],
-    ids=["dropped", "refused"],
-)
-def test_one_that_drops_or_refuses_them_is_refused(model, why):
-    with pytest.raises(UsageError, match=rf"twice.*{why}.*pass the network itself, doubly compiles what it may"):
-        check_second_derivatives(model, BATCH)
-
-
-@pytest.mark.parametrize("how", ["torch.compile", "model.compile", "a part"])
-def test_a_compiled_network_is_refused(how):
-    model = network()
-    assert not is_compiled(model)
-    if how == "torch.compile":
-        model = torch.compile(model, backend="eager")
-    elif how == "model.compile":
-        model.compile(backend="eager")
-    else:
-        model[1] = torch.compile(model[1], backend="eager")
-    assert is_compiled(model)
-    with pytest.raises(UsageError, match=r"it is compiled.*pass the network itself"):
-        check_second_derivatives(model, BATCH)
-
-
-@pytest.mark.parametrize("method", TWICE + ONCE, ids=repr)
-def test_methods_say_whether_they_need_them(method):
-    assert getattr(method, "differentiates_twice", False) is (method in TWICE)
+def test_one_that_drops_or_refuses_them_or_is_compiled_is_refused():
+    by_method, by_part = network(), network()
+    by_method.compile(backend="eager")
+    by_part[1] = torch.compile(by_part[1], backend="eager")
+    for model, reason in [
+        (Apart(), "the mixed derivative is 0"),
+        (network(Last(Once)), "once_differentiable"),
+        (torch.compile(network(), backend="eager"), "it is compiled"),
+        (by_method, "it is compiled"),
+        (by_part, "it is compiled"),
+    ]:
+        assert is_compiled(model) == (reason == "it is compiled")
+        with pytest.raises(UsageError, match=rf"twice.*{reason}.*pass the network itself, without torch.compile"):
+            check_second_derivatives(model, BATCH, SINGLE_PROCESS)
 
 
 def test_a_run_that_needs_them_is_refused_before_anything_is_trained(tiny):
-    tiny.network = lambda: Apart()
+    tiny.network = Apart
     with pytest.raises(UsageError, match="pass the network itself"):
         tiny.train(tiny.run(AWP(DONE(tiny.attack))))
     tiny.train(tiny.run(AT(tiny.attack), epochs=1))

@@ -1,4 +1,4 @@
-"""Any number of processes, or of parts that take turns, trains to the same weights: this file is test and program."""
+"""Any number of processes or microbatches trains to the same weights: this file is a test and its own program."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from torch import nn
 from doubly import AT, DONE, PGD, LinfBall
 from doubly.attacks import FGSM, NFGSM
 from doubly.bilevel import BarrierStep, NormalizedStep, SignStep
-from doubly.config.run import SGD, Data, Run, Validation
-from doubly.config.user_code import GivenData, GivenModel
+from doubly.config import SGD, Data, Run, Validation
+from doubly.config.user_code import InMemoryData, InMemoryModel
 from doubly.data import Images, Splits
 from doubly.data.augmentation import PadCropFlip
 from doubly.errors import Interrupted, UsageError
@@ -107,20 +107,20 @@ def trained(case, output=None, stop=lambda: False, resume=False, shift=0.0, **ch
     torch.manual_seed(0)
     model = build().double()
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
-    data = Data(GivenData(), augment=PadCropFlip(1))
+    data = Data(InMemoryData(), augment=PadCropFlip(1))
     validation = Validation(size=7, attack=PGD(BALL, 1, SignStep(0.1)))
     settings = {
         "epochs": 1,
-        "batch": BATCH,
+        "batch_size": BATCH,
         "channels_last": "no",
         "device": "cpu",
         "validation": validation,
         **changes,
     }
-    run = Run(data, GivenModel(), method, SGD(Constant(0.1)), **settings)
+    run = Run(data, InMemoryModel(), method, SGD(Constant(0.1)), **settings)
     train_run(run, output, model=model, splits=Splits(images(shift), images()), stop=stop, resume=resume)
     moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - start
-    assert moved.norm() > 0.05  # something happened
+    assert moved.norm() > 0.05
     return {f"{case}/{name}": value for name, value in model.state_dict().items()}
 
 
@@ -134,6 +134,7 @@ def expected(case, **changes):
         torch.set_num_threads(threads)
 
 
+IN_MICROBATCHES = ("done", "done, first order", "awp, done", "cfol", "fast at ga")  # on two processes as well
 # Four processes on two cores take long: of each method one form.
 FORMS = ("at, b", "fast at", "n-fgsm", "cfol, r", "done, l", "done, g", "done, no", "done, t", "awp, d")
 FEW = [case for case in CASES if not case.partition(", ")[2].startswith(FORMS) or case == "plain, fast at ga"]
@@ -142,25 +143,25 @@ FEW = [case for case in FEW if not case.startswith("normalized") or "done" in ca
 
 @pytest.fixture(scope="module", params=[2, 4])
 def world(request, tmp_path_factory):
-    """What each of so many processes has in the end."""
+    """Return the weights of all cases on each of so many processes."""
     folder = tmp_path_factory.mktemp("world")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"}
     ranks = [str(rank) for rank in range(request.param)]
     command = [sys.executable, __file__, str(folder), str(request.param)]
-    started = [subprocess.Popen([*command, rank], env=environment, stderr=subprocess.PIPE, text=True) for rank in ranks]
+    processes = [subprocess.Popen([*command, r], env=environment, stderr=subprocess.PIPE, text=True) for r in ranks]
     try:
-        said = [process.communicate(timeout=300)[1] for process in started]
+        errors = [process.communicate(timeout=300)[1] for process in processes]
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
             process.communicate()
-    assert [process.returncode for process in started] == [0] * len(ranks), said
+    assert [process.returncode for process in processes] == [0] * len(ranks), errors
     return [load_file(folder / f"{rank}.safetensors") for rank in ranks]
 
 
 def test_every_method_is_here():
-    few = [CASES[case][1] for case in FEW]
-    assert {*METHODS.values()} == {type(method) for method in few} and len(FEW) < len(CASES)
+    methods = [CASES[case][1] for case in FEW]
+    assert {*METHODS.values()} == {type(method) for method in methods} and len(FEW) < len(CASES)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -168,10 +169,18 @@ def test_several_processes_train_to_the_weights_of_one(world, case):
     if not any(name.startswith(f"{case}/") for name in world[0]):
         assert len(world) == 4 and case not in FEW
         return
-    alone = expected(case)
+    single = expected(case)
     for rank in world:
-        for name, value in alone.items():
+        for name, value in single.items():
             assert torch.allclose(rank[name], value, rtol=0, atol=1e-10), name
+
+
+def test_microbatches_on_several_processes_train_to_the_weights_of_one(world):
+    if len(world) == 2:
+        for name in IN_MICROBATCHES:
+            for key, value in expected(f"plain, {name}").items():
+                for rank in world:
+                    assert torch.allclose(rank[f"microbatches/{key}"], value, rtol=0, atol=1e-10), key
 
 
 def test_all_processes_end_with_the_same_bits(world):
@@ -180,19 +189,19 @@ def test_all_processes_end_with_the_same_bits(world):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("plain")])
-def test_a_batch_in_parts_trains_to_the_weights_of_the_whole(case):
-    whole, parts = expected(case), expected(case, microbatch=3)  # parts of 3, 3 and 2
+def test_a_batch_in_microbatches_trains_to_the_weights_of_the_whole(case):
+    whole, parts = expected(case), expected(case, microbatch=3)  # of 3, 3 and 2 images
     assert all(torch.allclose(parts[name], value, rtol=0, atol=1e-10) for name, value in whole.items())
 
 
-def test_what_several_processes_began_one_goes_on_with(world, tmp_path):
-    """Cut in the middle of an epoch: weights and the epoch's line are those of a run that nobody cut."""
+def test_one_process_resumes_what_several_have_begun(world, tmp_path):
+    """In the middle of an epoch: weights and the epoch's row are those of a run that was not interrupted."""
     (folder,) = {rank["folder"].numpy().tobytes().decode() for rank in world}
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     shutil.copytree(folder, cut)
     assert json.loads((cut / "checkpoints" / "last" / "state.json").read_text())["step"] == CUT
-    found, alone = trained("plain, done", cut, resume=True), trained("plain, done", whole)
-    assert all(torch.allclose(found[name], value, rtol=0, atol=1e-10) for name, value in alone.items())
+    resumed, single = trained("plain, done", cut, resume=True), trained("plain, done", whole)
+    assert all(torch.allclose(resumed[name], value, rtol=0, atol=1e-10) for name, value in single.items())
     (row,), (expected_row,) = (read_metrics(path / "metrics.jsonl") for path in (cut, whole))
     for name in ("loss", "weighted_loss", "train_accuracy", "weight_mean", "weight_max", "weight_ess"):
         assert row[name] == pytest.approx(expected_row[name], rel=1e-6), name
@@ -208,35 +217,35 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_all_processes_say_why_they_do_not_begin(world, case):
+def test_all_processes_refuse_with_the_same_sentence(world, case):
     for rank in world:
         assert REFUSED[case] in rank[f"refused/{case}"].numpy().tobytes().decode()
 
 
 def refused(folder, rank):
-    """The sentence of each case in which the processes must not go on."""
+    """Return the message of each case in which the processes must not begin."""
     (folder / "stranger").mkdir(exist_ok=True)
     (folder / "stranger" / "strange").touch()
     cases = {
         "images": {"shift": 0.01 * rank},
         "settings": {"seed": rank},
         "directory": {"output": folder / "stranger"},
-        "batch": {"batch": 9},
+        "batch": {"batch_size": 9},
     }
-    found = {}
+    messages = {}
     for name, changes in cases.items():
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError) as error:
             trained("plain, at", **changes)
-        found[f"refused/{name}"] = as_bytes(str(caught.value))
-    return found
+        messages[f"refused/{name}"] = as_bytes(str(error.value))
+    return messages
 
 
 def as_bytes(text):
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
-def begun(folder, rank):
-    """A run that one process, and not the first, is asked to stop."""
+def interrupted(folder, rank):
+    """Begin a run of which one process, and not the first, is asked to stop."""
     steps = iter(range(STEPS))
     with pytest.raises(Interrupted):
         trained("plain, done", folder, stop=lambda: next(steps) == CUT - 1 and rank == 1)
@@ -246,12 +255,15 @@ def begun(folder, rank):
 def program(folder, size, rank):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
-    place = begun(folder / "begun", rank)
-    found = {"folder": place, **refused(folder, rank)}
+    path = interrupted(folder / "begun", rank)
+    results = {"folder": path, **refused(folder, rank)}
     for case in CASES if size == 2 else FEW:
-        found |= {name: value.contiguous() for name, value in trained(case).items()}
+        results |= {name: value.contiguous() for name, value in trained(case).items()}
+    for name in IN_MICROBATCHES if size == 2 else ():
+        weights = trained(f"plain, {name}", microbatch=3)  # two of two images each
+        results |= {f"microbatches/{key}": value.contiguous() for key, value in weights.items()}
     dist.destroy_process_group()
-    save_file(found, folder / f"{rank}.safetensors")
+    save_file(results, folder / f"{rank}.safetensors")
 
 
 if __name__ == "__main__":

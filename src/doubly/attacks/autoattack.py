@@ -151,7 +151,7 @@ def _loss_for_few_classes(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     margin = logits[rows, target] - logits[rows, y]
     if logits.shape[1] == 2:
         return margin
-    # Divided by z_1 - z_3 it would be -1, without a gradient, wherever y is the likeliest class and the target the least.
+    # Divided by z_1 - z_3 it would be -1, without a gradient, where y is the likeliest class and the target the least.
     ordered = logits.sort(dim=1)[0]
     return margin / (ordered[:, -1] - 0.5 * (ordered[:, -2] + ordered[:, -3]) + 1e-12)
 

@@ -2,8 +2,8 @@
 
     noise ~ U(-k epsilon, k epsilon), cut to the image range;  delta = noise + reach * epsilon * sign(gradient there)
 
-delta is cut to the image range only, so it leaves the ball by design, by up to k + reach radii: that keeps fast training
-from overfitting to its own attack. It is for training; an accuracy under it says nothing about the ball.
+delta is cut to the image range only, so it leaves the ball by design, by up to k + reach radii. That keeps fast
+training from overfitting to its own attack. It is for training; an accuracy under it says nothing about the ball.
 """
 
 from dataclasses import dataclass, field

@@ -45,7 +45,7 @@ class PGD(Attack):
     loss: Loss = field(default_factory=CrossEntropy)
     """what the attacker increases"""
     attack_mode: Mode = "eval"
-    """eval: batch norm uses its running statistics during the attack; train: those of the batch, without updating them"""
+    """eval: batch norm uses its running statistics during the attack; train: those of the batch, not updating them"""
 
     def __post_init__(self) -> None:
         check_plain(self.loss, "an attack")

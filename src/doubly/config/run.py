@@ -14,9 +14,10 @@ from doubly.models import Model
 
 @dataclass(frozen=True)
 class Validation:
-    """The evaluation during training, on a fixed stratified part of the hold-out; of the test set if nothing is held out.
+    """The evaluation during training, on a fixed stratified part of the hold-out.
 
-    The best epoch is chosen on the hold-out only; the test set never chooses.
+    If nothing is held out, it is on a part of the test set. The best epoch is chosen on the hold-out only, never on the
+    test set.
 
     Raises:
         UsageError: If a number is below 1.

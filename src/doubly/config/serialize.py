@@ -84,7 +84,8 @@ def from_json(value: Any, where: str = "config") -> Any:
         where: Name of this part, for messages.
 
     Raises:
-        UsageError: If a kind or field is unknown, missing or of the wrong type; it names the nearest valid one.
+        UsageError: If a kind or field is unknown, missing or of the wrong type; the message names the place and the
+            closest valid name.
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UsageError(f'{where} must be an object with a "kind", got {value!r:.60}')
@@ -103,7 +104,12 @@ def from_json(value: Any, where: str = "config") -> Any:
 
 
 def suggestion(word: str, valid: Collection[str]) -> str:
-    """Return ": did you mean …?" for the nearest valid word, or ": valid are …"."""
+    """Return the end of a message about an unknown word: ": did you mean …?", or ": valid are …".
+
+    Args:
+        word: The unknown word.
+        valid: The words that are allowed.
+    """
     close = difflib.get_close_matches(word, list(valid), 1, 0.5)
     if close:
         return f": did you mean '{close[0]}'?"

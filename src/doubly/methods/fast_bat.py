@@ -4,8 +4,8 @@ lower   delta* = argmin over the ball of < grad l'(z), delta > + lambda/2 |delta
 upper   mean CE(x + delta*), whose gradient has the implicit term - < d/d theta grad l'(z), H q / lambda >
 
 with l' = -CE, q the input gradient of CE at delta*, and H = 1 where delta* is strictly inside the ball, else 0. It is
-`cid` with a lower level that is linear in delta. The released code steps by 1/lambda = 5000/255, yet divides the implicit
-term by lambda = 10: two parameters here, `attack.rule.size` and `curvature`, with those defaults.
+`cid` with a lower level that is linear in delta. The released code steps by 1/lambda = 5000/255, yet divides the
+implicit term by lambda = 10: two parameters here, `attack.rule.size` and `curvature`, with those defaults.
 """
 
 from dataclasses import dataclass, field
@@ -57,17 +57,22 @@ class FastBAT(Method):
         delta, values = perturbation or self.perturb(model, batch, step)
         z, dropout = values["z"], rng_state()
 
-        def problem(delta: Tensor) -> Terms:
-            logits = model(x + delta)
-            check_logits(logits, y)
+        def linearized(delta: Tensor) -> Tensor | None:
+            if not self.needs_second_derivatives:
+                return None
             with frozen_statistics(model), replay_rng(dropout):
                 point = z.clone().requires_grad_()
                 (slope,) = torch.autograd.grad(-loss(model(x + point), y).sum(), point, create_graph=True)
-            return Terms(loss(logits, y), (slope * delta).flatten(1).sum(1), logits.detach())
+            return (slope * delta).flatten(1).sum(1)
+
+        def problem(delta: Tensor) -> Terms:
+            logits = model(x + delta)
+            check_logits(logits, y)
+            return Terms(loss(logits, y), linearized(delta), logits.detach())
 
         box = self.attack.threat.box(x)
         inside = (box.lower + FACE_DISTANCE < delta) & (delta < box.upper - FACE_DISTANCE)
-        solve = Diagonal(inside.to(x.dtype) / self.curvature)
+        solve = Diagonal(inside.to(x.dtype) / self.curvature) if self.needs_second_derivatives else None
         with torch.autocast(x.device.type, enabled=False):  # the implicit term drowns in half precision
             # The mean of the losses is composed with nothing, so no sample depends on the others.
             direction = cid(problem, delta, RunningMean(eta=1.0), {}, solve)

@@ -3,9 +3,9 @@
     mean loss(x_stop),   stop = first k < K at which x_k is misclassified for the (tau + 1)-th time, else K
 
 The check comes before a step, at the iterate that the step would leave, so with tau = 0 the random start itself may be
-kept. A sample that stops adds nothing to what the attack increases: its gradient is 0, and so is its step. It then leaves
-the batch, which makes later passes smaller. Samples keep their order; the released code returns them in another order,
-with the same loss. Left out: the Gaussian noise of 0.001 that the released code adds to each step.
+kept. A sample that stops adds nothing to what the attack increases: its gradient is 0, and so is its step. It then
+leaves the batch, which makes later passes smaller. Samples keep their order; the released code returns them in another
+order, with the same loss. Left out: the Gaussian noise of 0.001 that the released code adds to each step.
 """
 
 from dataclasses import dataclass, field, replace

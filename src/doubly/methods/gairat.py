@@ -2,11 +2,11 @@
 
     mean omega_i loss_i,   omega = (1 + tanh(lambda + 5 (1 - 2 kappa / K))) / 2,   scaled to a batch mean of 1
 
-kappa in 0 ... K measures how far a sample is from the boundary, in steps of the attack; lambda = +inf is AT. Released code
-and paper differ twice, and the code is the default, since others compare with it. kappa: the code counts how many of
-x_0 ... x_{K-1} are classified correctly, the paper takes the fewest steps that fool; they differ for samples that are
-fooled and recover. half: the code rounds K / 2 down, which matters for odd K only. Not taken over: a piecewise lambda
-whose later stages are never reached, and a linear one that begins with NaN.
+kappa in 0 ... K measures how far a sample is from the boundary, in steps of the attack; lambda = +inf is AT. Released
+code and paper differ twice, and the code is the default, since others compare with it. kappa: the code counts how many
+of x_0 ... x_{K-1} are classified correctly, the paper takes the fewest steps that fool; they differ for samples that
+are fooled and recover. half: the code rounds K / 2 down, which matters for odd K only. Not taken over: a piecewise
+lambda whose later stages are never reached, and a linear one that begins with NaN.
 """
 
 import math

@@ -7,8 +7,9 @@
 
 PM is that of the passes that are differentiated, in training mode. Released code and paper differ; the defaults are the
 code's, since only that can be checked: PM at the attacked images, three times the sigmoid instead of a batch mean of 1
-(`normalize`), and an attack on the cross-entropy in each form (attack_on kl is that of plain TRADES). Slope and bias are
-those of its MAIL-AT: a sample on the boundary weighs 0.02, so little is learned without the burn-in of 76 of 120 epochs.
+(`normalize`), and an attack on the cross-entropy in each form (attack_on kl is that of plain TRADES). Slope and bias
+are those of its MAIL-AT: a sample on the boundary weighs 0.02, so little is learned without the burn-in of 76 of 120
+epochs.
 
 slope = 0 with normalize batch is AT, TRADES or MART exactly; with x3 all weights are 1.5.
 """

@@ -7,8 +7,8 @@ The KL counts most where the clean image is misclassified. As released, that fac
 gradient goes through it (`detached` makes it one), and through both arguments of the KL. beta is 5 for ResNet-18, 6 for
 wide networks.
 
-beta = 0 is AT with the boosted cross-entropy BCE, which is AT's plus a term for the runner-up class. The whole is AT with
-MartLoss, which DONE reweights: DONE(loss=MartLoss()).
+beta = 0 is AT with the boosted cross-entropy BCE, which is AT's plus a term for the runner-up class. The whole is AT
+with MartLoss, which DONE reweights: DONE(loss=MartLoss()).
 """
 
 from dataclasses import dataclass, field

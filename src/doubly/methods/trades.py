@@ -3,8 +3,8 @@
     mean CE(x) + beta KL(p(x) || p(x + delta)),   delta increases the KL
 
 As published: beta 6, and the gradient goes through both arguments of the KL. The released code passes the clean images
-twice and the attacked ones once in training mode, and batch norm's running statistics are updated by all three; here, as
-for every method, only the attacked pass updates them.
+twice and the attacked ones once in training mode, and batch norm's running statistics are updated by all three; here,
+as for every method, only the attacked pass updates them.
 
 AT is not a limit of TRADES. beta = 0 has the gradient of standard training (at the cost of an attack), beta -> inf that
 of the KL alone. With attack_on cross_entropy it is AT with TradesLoss, which DONE reweights: DONE(loss=TradesLoss()).

@@ -86,13 +86,14 @@ def global_batch_norm(model: nn.Module, communicator: Communicator) -> Iterator[
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     new_layers: dict[nn.Module, GlobalBatchNorm] = {}  # a layer may be used in several places
     if communicator.world_size > 1:
-        for parent in list(model.modules()):
-            for name, layer in parent.named_children():
-                if type(layer) in NATIVE_LAYERS:
-                    if layer not in new_layers:
-                        new_layers[layer] = GlobalBatchNorm(layer, communicator)  # type: ignore[arg-type]
-                    replaced.append((parent, name, layer))
-                    setattr(parent, name, new_layers[layer])
+        for path, layer in list(model.named_modules(remove_duplicate=False)):
+            if type(layer) in NATIVE_LAYERS:
+                if layer not in new_layers:
+                    new_layers[layer] = GlobalBatchNorm(layer, communicator)  # type: ignore[arg-type]
+                parent_path, _, name = path.rpartition(".")
+                parent = model.get_submodule(parent_path)
+                replaced.append((parent, name, layer))
+                setattr(parent, name, new_layers[layer])
     try:
         yield
     finally:

@@ -67,7 +67,9 @@ def accumulate_gradient(
 def _split(batch: Batch, sizes: list[int]) -> list[Batch]:
     if len(sizes) == 1:
         return [batch]
-    columns = [torch.split(values, sizes) if len(values) else [values] * len(sizes) for values in batch]  # ids may be missing
+    columns = [
+        torch.split(values, sizes) if len(values) else [values] * len(sizes) for values in batch
+    ]  # ids may be missing
     return [Batch(*values) for values in zip(*columns, strict=True)]
 
 

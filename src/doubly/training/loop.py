@@ -90,7 +90,7 @@ def train_step(state: TrainState, batch: Batch, wishes: Callable[[], tuple[bool,
     run, step = state.run, state.train_step(len(batch.y))
     run.optimizer.set_learning_rate(state.optimizer, step.progress)
     with counted_passes(state.model, len(batch.y)) if state.step == 0 else nullcontext() as passes:
-        state.optimizer.zero_grad()
+        state.model.zero_grad()  # also of parameters that somebody's optimizer leaves out
         objective = accumulate_gradient(
             state.warmed_up_method(step.progress),
             state.model,

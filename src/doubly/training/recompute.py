@@ -2,8 +2,8 @@
 
 A block is what lies inside the network's containers (nn.Sequential, nn.ModuleList) and has parts of its own: the
 residual blocks of our networks and of torchvision's, or a Sequential of plain layers. Attacks recompute too: their
-passes hold as much memory as those that train. It applies inside a `with` only, so that state dicts, copies, and whoever
-evaluates the network never see it.
+passes hold as much memory as those that train. It applies inside a `with` only, so that state dicts, copies, and
+whoever evaluates the network never see it.
 """
 
 from collections.abc import Callable, Iterator

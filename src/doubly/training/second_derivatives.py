@@ -1,7 +1,8 @@
 """Check that a network can be differentiated twice, by its input and its weights.
 
 DONE's implicit term, like those of Fast-BAT and of gradient alignment, is a second derivative. A compiled network has
-none, and what torch then does depends on its version: it may silently drop the term. So it is tried before a run begins.
+none, and what torch then does depends on its version: it may silently drop the term. So it is tried before a run
+begins.
 """
 
 import torch

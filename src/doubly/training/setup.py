@@ -93,7 +93,9 @@ def _out_of_memory(state: TrainState) -> str:
 
 
 def build_state(run: Run, splits: Splits, model: nn.Module | None, communicator: Communicator) -> TrainState:
-    """Return the state at the beginning of a run; everything that cannot work is refused here, before files are written.
+    """Return the state at the beginning of a run.
+
+    Everything that cannot work is refused here, before files are written.
 
     Args:
         run: The configuration.

@@ -176,7 +176,7 @@ class TrainState:
         return finite
 
     def _update_ema(self) -> None:
-        """Move the average toward the weights; it is short at first, so that the initial weights do not linger in it."""
+        """Move the average toward the weights; at first it is short, so that the initial weights soon leave it."""
         if self.ema is None or self.run.ema_decay is None:
             return
         updates = self.epoch * self.steps_per_epoch + self.step
