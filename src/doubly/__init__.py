@@ -6,7 +6,7 @@ Names are loaded when they are first used, so that `import doubly.report` and `d
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from doubly.version import __version__
 
 if TYPE_CHECKING:
     from doubly.attacks import FGSM, PGD

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import doubly
+from doubly.version import __version__
 
 
 def command_line() -> str:
@@ -22,7 +22,7 @@ def command_line() -> str:
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Return versions, device, threads and command, as environment.json keeps them."""
     return {
-        "doubly": doubly.__version__,
+        "doubly": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors")},
@@ -43,7 +43,7 @@ def _version(package: str) -> str:
 
 def _commit() -> str | None:
     """Return the commit of the checkout that the package runs from, if it is one."""
-    folder = Path(doubly.__file__).parent
+    folder = Path(__file__).parents[1]
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()

@@ -10,9 +10,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-import doubly
 from doubly.distributed.collectives import SINGLE_PROCESS, Communicator, ProcessGroup
 from doubly.errors import UsageError
+from doubly.version import __version__
 
 TIMEOUT = timedelta(minutes=30)  # for a process that is silent; with gloo, one that ends is noticed at once
 CONNECT_TIMEOUT = timedelta(seconds=5)
@@ -76,7 +76,7 @@ def join_processes(timeout: timedelta = TIMEOUT) -> Iterator[Communicator]:
     _initialize(rank, world_size, timeout)
     try:
         communicator = ProcessGroup()
-        versions = f"doubly {doubly.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+        versions = f"doubly {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
         communicator.require_equal("versions", versions, "install the same ones on every machine")
         yield communicator
     finally:
