@@ -10,7 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from doubly.distributed import SINGLE_PROCESS, ProcessGroup, join_processes, on_rank_zero, run_together
+from doubly.distributed import (
+    SINGLE_PROCESS,
+    Communicator,
+    ProcessGroup,
+    collectives,
+    join_processes,
+    on_rank_zero,
+    run_together,
+)
 from doubly.errors import NonFiniteError, ProcessLost, UsageError
 from doubly.seeding import Rows
 
@@ -30,6 +38,61 @@ def test_a_single_process_gets_back_what_it_gives():
     one.require_equal("settings", "a", "do something")
 
 
+def test_a_process_group_of_one_process_gets_back_what_it_gives(tmp_path):
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/meeting")
+    try:
+        with join_processes() as communicator:
+            assert communicator is SINGLE_PROCESS
+        assert dist.is_initialized()  # a group of the caller is left open
+        group, values = ProcessGroup(), torch.arange(3.0, requires_grad=True)
+        assert (group.rank, group.world_size, group.is_first) == (0, 1, True)
+        for result in (group.all_gather(values), group.assemble(values.detach(), 0, 3), *group.mean([values])):
+            assert torch.equal(result, values) and not result.requires_grad
+        (gradient,) = torch.autograd.grad((group.sum(values) ** 2).sum(), values)
+        assert torch.equal(gradient, 2 * values)
+        values.grad = torch.ones(3)
+        assert group.average_gradients([values], [torch.ones(2)], [True, False]) == [True, False]
+        assert group.average_gradients([torch.ones(1)], flags=[True]) == [True]
+        group.broadcast([values])
+        assert group.broadcast_value({"a": 1}) == {"a": 1} and group.all_gather_text("é") == ["é"]
+        assert group.all_gather_text("") == [""]
+    finally:
+        dist.destroy_process_group()
+
+
+class Differing(Communicator):
+    """Another process has another text."""
+
+    def all_gather_text(self, text):
+        return [text, text[:-1] + "!"]
+
+
+def test_a_difference_is_shown_with_what_surrounds_it():
+    with pytest.raises(UsageError) as error:
+        Differing().require_equal("settings", "a" * 80 + "seed=0", "give the same command")
+    assert str(error.value) == (
+        "process 1 has other settings than process 0 (…aaaaaaaaaaaaaaaseed=!… and …aaaaaaaaaaaaaaaseed=0…): "
+        "give the same command"
+    )
+
+
+class ErrorElsewhere(Communicator):
+    def all_gather_text(self, text):
+        return [text, "UsageError:refused: there"]
+
+
+def test_an_error_of_another_process_is_raised_here():
+    with pytest.raises(UsageError, match=r"^refused: there$"):
+        run_together(ErrorElsewhere(), lambda: 7)
+
+
+def test_a_failed_exchange_means_that_a_process_is_lost_unless_memory_ran_out():
+    for error, expected in [(RuntimeError("reset by peer\nmore"), ProcessLost), (torch.OutOfMemoryError(), None)]:
+        with pytest.raises(expected or torch.OutOfMemoryError) as caught_error:
+            collectives._exchange(lambda error=error: raise_error(error))
+        assert expected is None or "(reset by peer)" in str(caught_error.value)
+
+
 def test_work_of_a_single_process_is_done_and_its_errors_are_raised():
     assert run_together(SINGLE_PROCESS, lambda: 7, patient=True) == 7
     done = []
@@ -47,6 +110,8 @@ def raise_error(error):
 @pytest.fixture(scope="module")
 def results():
     """Return what each of three processes found."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import traceback
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -144,19 +147,20 @@ FEW = [case for case in FEW if not case.startswith("normalized") or "done" in ca
 @pytest.fixture(scope="module", params=[2, 4])
 def world(request, tmp_path_factory):
     """Return the weights of all cases on each of so many processes."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
     folder = tmp_path_factory.mktemp("world")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"}
-    ranks = [str(rank) for rank in range(request.param)]
     command = [sys.executable, __file__, str(folder), str(request.param)]
-    processes = [subprocess.Popen([*command, r], env=environment, stderr=subprocess.PIPE, text=True) for r in ranks]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
+        errors = process.communicate(timeout=300)[1]
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in processes] == [0] * len(ranks), errors
-    return [load_file(folder / f"{rank}.safetensors") for rank in ranks]
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == 0, errors
+    return [load_file(folder / f"{rank}.safetensors") for rank in range(request.param)]
 
 
 def test_every_method_is_here():
@@ -266,5 +270,23 @@ def program(folder, size, rank):
     save_file(results, folder / f"{rank}.safetensors")
 
 
+def fork_processes(folder, size):
+    """Run the program in so many processes, which share the imports of this one."""
+    import torch._dynamo  # noqa: F401 - the first optimizer of each process would import it
+
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            try:
+                program(folder, size, rank)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+
+
 if __name__ == "__main__":
-    program(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    sys.exit(fork_processes(Path(sys.argv[1]), int(sys.argv[2])))

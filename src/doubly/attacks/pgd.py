@@ -218,4 +218,4 @@ class MarginPGD(PGD):
 
     @classmethod
     def for_evaluation(cls, reference: Attack) -> Attack:
-        return replace(reference, loss=LogitMargin())  # type: ignore[type-var, call-arg]  # the reference is a PGD
+        return replace(reference, loss=LogitMargin())  # type: ignore[type-var]  # the reference is a PGD

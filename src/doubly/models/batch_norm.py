@@ -35,7 +35,7 @@ class GlobalBatchNorm(_BatchNorm):
             self.register_buffer(name, getattr(layer, name))
 
     def _check_input_dim(self, input: Tensor) -> None:
-        self.layer_type._check_input_dim(self, input)  # type: ignore[arg-type]
+        self.layer_type._check_input_dim(self, input)  # type: ignore[no-untyped-call]
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
@@ -67,10 +67,12 @@ class GlobalBatchNorm(_BatchNorm):
     @torch.no_grad()
     def _update_running_statistics(self, mean: Tensor, variance: Tensor, count: int) -> None:
         total = self.communicator.world_size * count
-        self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean), share)  # type: ignore[union-attr, arg-type]
-        self.running_var.lerp_((variance * (total / (total - 1))).to(self.running_var), share)  # type: ignore[union-attr, arg-type]
+        batches, running_mean, running_var = self.num_batches_tracked, self.running_mean, self.running_var
+        assert batches is not None and running_mean is not None and running_var is not None, "checked by the caller"
+        batches.add_(1)
+        share = 1 / batches if self.momentum is None else self.momentum
+        running_mean.lerp_(mean.to(running_mean), share)
+        running_var.lerp_((variance * (total / (total - 1))).to(running_var), share)
 
 
 NATIVE_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -89,7 +91,7 @@ def global_batch_norm(model: nn.Module, communicator: Communicator) -> Iterator[
         for path, layer in list(model.named_modules(remove_duplicate=False)):
             if type(layer) in NATIVE_LAYERS:
                 if layer not in new_layers:
-                    new_layers[layer] = GlobalBatchNorm(layer, communicator)  # type: ignore[arg-type]
+                    new_layers[layer] = GlobalBatchNorm(layer, communicator)
                 parent_path, _, name = path.rpartition(".")
                 parent = model.get_submodule(parent_path)
                 replaced.append((parent, name, layer))

@@ -235,7 +235,7 @@ def is_channels_last_faster(model: nn.Module, images: Images, batch_size: int, r
 
 
 def _corrupts_memory(layer: nn.Conv2d) -> bool:
-    """Return whether torch 2.13 writes past its buffers in this layer's weight gradient on a CPU, with channels last."""
+    """Return whether torch 2.13 writes past its buffers in this layer's weight gradient, with channels last."""
     vector_width = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
     narrow = layer.in_channels < vector_width and layer.weight.device.type == "cpu"
     return narrow and layer.kernel_size == (1, 1) and layer.stride != (1, 1)
