@@ -53,7 +53,6 @@ STORED = {  # studies that take hours: function -> results that replace it; test
 ELSEWHERE = {  # commands that are not run here, and where they are
     "make check": "by .ci/run",
     "make test": "by .ci/run, of which this is a part",
-    "make test-all": "by hand, before a release",
     "make docs": "by hand, since it needs the extra docs; tests/test_docs.py checks names, links and navigation",
     "make format": "by hand: it changes files, and make check fails where it would",
     "make demo": "tests/studies/test_demo.py, with fewer seeds and epochs",
@@ -100,12 +99,14 @@ def is_pattern(command):
     return command != "doubly doctor" and len(words) == (2 if words[0] == "data" else 1) and words[0] in VERBS
 
 
-PAGE_OF = {command: page for page in reversed(PAGES) for command in commands(TEXTS[page])}  # the first page that has it
-OURS = [command for command in PAGE_OF if command.startswith("doubly ")]
-PATTERNS = [command for command in OURS if is_pattern(command)]
-RUN = [command for command in OURS if command not in PATTERNS and command not in ELSEWHERE]
-OTHERS = [command for command in PAGE_OF if command not in PATTERNS and command not in RUN]
-RUN_BY_PAGE = {page: names for page in PAGES if (names := [name for name in RUN if PAGE_OF[name] == page])}
+def is_run(command):
+    return command.startswith("doubly ") and not is_pattern(command) and command not in ELSEWHERE
+
+
+ALL = {command for text in TEXTS.values() for command in commands(text)}
+PATTERNS = sorted(command for command in ALL if command.startswith("doubly ") and is_pattern(command))
+OTHERS = sorted(command for command in ALL if command not in PATTERNS and not is_run(command))
+RUN_BY_PAGE = {page: run for page, text in TEXTS.items() if (run := list(filter(is_run, commands(text))))}
 
 
 def call(*words):
@@ -218,8 +219,8 @@ def test_a_pattern_names_a_verb_a_recipe_and_flags_that_exist():
     for command in PATTERNS:
         words = words_of(command)
         assert words[0] in VERBS and unknown_flags(words) == [], command
-        if words[0] in ("train", "search") and "." in words[1]:
-            assert words[1] in RECIPES, command
+        recipe = words[1] if words[0] in ("train", "search") and len(words) > 1 else ""
+        assert recipe in RECIPES or "." not in recipe, command
 
 
 def test_every_recipe_in_a_page_exists():
@@ -250,7 +251,9 @@ def test_the_lists_have_no_entry_too_many():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {command.split()[1] for command in ELSEWHERE if command.startswith("make")} <= targets
     assert set(ELSEWHERE) <= set(OTHERS)
-    assert all((ROOT / path).exists() for place in ELSEWHERE.values() for path in re.findall(r"tests/[\w/]+\.py", place))
+    assert all(
+        (ROOT / path).exists() for place in ELSEWHERE.values() for path in re.findall(r"tests/[\w/]+\.py", place)
+    )
     assert {beginning.split()[0] for beginning in CHEAP} | READ_RUNS <= set(VERBS)
 
 
@@ -263,7 +266,7 @@ def test_a_flag_that_is_named_alone_exists():
     named = [
         (page.name, flag)
         for page, text in TEXTS.items()
-        for code in re.findall(r"`(--[a-z][^`\n]*)`", FENCED.sub("", text))
+        for code in re.findall(r"`(--[a-z][^`\n…]*)`", FENCED.sub("", text))
         for flag in FLAG.findall(code)
     ]
     assert len(named) > 30 and {(page, flag) for page, flag in named if flag not in known} == set()
