@@ -37,7 +37,8 @@ CHEAP = {
     "train": TINY,
     "train cifar10.at": f"{TINY} --set model=model.small_cnn",  # instead of a ResNet-18
     "train cifar10.done_pgd": f"{TINY} --set model=model.small_cnn",
-    "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk-size 2 --compile no --jobs 1 --device cpu",
+    "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk-size 2 --compile no --jobs 1 "
+    "--device cpu",
     "compare": "--resamples 20",
     "reproduce": "--jobs 1",
     "reproduce cifar10": "--dry-run --methods at",

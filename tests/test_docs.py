@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -140,7 +141,8 @@ def test_mistakes_in_a_page_are_detected():
     real, missing = "tests/test_docs.py::test_every_name_in_a_page_exists", "tests/test_docs.py::test_nothing_at_all"
     text = f"{real}, {missing}, tests/nowhere.py::test_it, tests/test_docs.py"
     assert missing_tests(MAP, text) == ["tests/nowhere.py::test_it", missing]
-    text = '[a](numerics.md) ![b](no.png) [c](https://x.org) [d](#tables) [e](#no) `[f](g)` [h](../README.md)\n<img src="i">'
+    text = "[a](numerics.md) ![b](no.png) [c](https://x.org) [d](#tables) [e](#no) `[f](g)` [h](../README.md)"
+    text += '\n<img src="i">'
     assert broken_links(MAP, text) == ["no.png", "#no", "../README.md", "i"]
 
 
@@ -185,7 +187,7 @@ def fields_with_text(kind):
     return {
         field.target.id
         for body in bodies
-        for field, text in zip(body, body[1:], strict=False)
+        for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
 
