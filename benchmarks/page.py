@@ -1,4 +1,4 @@
-"""The page of all benchmarks, written from their stored results. No torch, and no number that is not in the file."""
+"""The page of all benchmarks, made from their stored results, without torch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,21 +11,27 @@ Results = Mapping[str, Mapping[str, Any]]  # part -> title, conditions, outcome 
 
 HEAD = """# Benchmarks
 
-Written by `python benchmarks/run.py` from [{json}]({json}); no number here is typed in by hand.
-The contestants of a part take turns in one run, each round beginning with the next of them, so that a noisy machine
-disturbs them alike. A line is the median over the rounds with the smallest and the largest, and is judged by the
-median. `--only` measures single parts anew.
+This page is written by `python benchmarks/run.py` from [{json}]({json}); no number is typed by hand.
+The contestants of a part take turns within one run, and each round begins with the next of them, so that a noisy
+machine disturbs all alike. A line shows the median over the rounds with the smallest and the largest value, and is
+judged by the median. `--only` measures single parts again.
+"""
+COMPILED = """
+*Compiled* contestants use a network compiled by `torch.compile`. Training no longer compiles
+([ADR 13](adr/0013-what-was-deleted.md)); AutoAttack does.
 """
 
 
 def page(results: Results, folder: str) -> str:
-    """Markdown; pictures and the results lie in `folder` beside it."""
+    """Return the page in Markdown; pictures and results are in the folder `folder` next to it."""
     parts = [section(name, result, folder) for name, result in results.items()]
-    return "\n".join([HEAD.format(json=f"{folder}/results.json"), summary(results), "", *parts])
+    compiled = any("compiled" in line.what for result in results.values() for line in lines(result))
+    head = HEAD.format(json=f"{folder}/results.json") + (COMPILED if compiled else "")
+    return "\n".join([head, summary(results), "", *parts])
 
 
 def summary(results: Results) -> str:
-    """How many aims are met, and which are not."""
+    """Return how many aims are met, and which are not."""
     judged: dict[str, list[str]] = {"met": [], "MISSED": [], "not measured": []}
     for result in results.values():
         for line in lines(result):
@@ -86,7 +92,7 @@ def conditions(c: Mapping[str, Any], sizes: str) -> str:
 
 
 def picture(name: str, quantity: str) -> str:
-    """growth-seconds, or growth-cuda-seconds for the part of another device."""
+    """Return the name of a picture: growth-seconds, or growth-cuda-seconds for another device."""
     return f"{name.replace(' ', '-')}-{quantity}"
 
 
@@ -102,7 +108,7 @@ def growth(name: str, curves: Sequence[dict[str, Any]], folder: str) -> list[str
 
 
 def write(results: Results, output: Path) -> None:
-    """The page and its pictures."""
+    """Write the page and its pictures."""
     folder = output.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     for name, result in results.items():

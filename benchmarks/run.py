@@ -42,13 +42,13 @@ class Part:
 
 
 PARTS = (
-    Part("imports", "What starting costs", 7),
+    Part("imports", "Start-up time", 7),
     Part("narrow_resnet", "A training step of the narrow ResNet", 10, "step_cost", everywhere=True),
     Part("resnet18", "A training step of ResNet-18", 3, "step_cost", everywhere=True),
     Part("pgd", "PGD-20 against other libraries", 7, everywhere=True),
     Part("autoattack", "AutoAttack against the reference", 1, everywhere=True),
     Part("processes", "Two processes against one", 3),
-    Part("reduction", "DDP against one reduction of our own", 5),
+    Part("reduction", "DDP against one average of all gradients", 5),
     Part("growth", "Growth curves", 2, everywhere=True),
 )
 NAMES = {part.name: part for part in PARTS}

@@ -1,4 +1,4 @@
-"""Every Python block in the pages runs, those of a page one after another, or quotes an example that does."""
+"""Every Python block in the pages runs, those of a page one after another, or is quoted from an example that runs."""
 
 import re
 from pathlib import Path
@@ -14,12 +14,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 EXAMPLES = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py")))
 
 
-def blocks(page):
+def python_blocks(page):
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def context():
-    """What the pages speak of without making it: images, a network, a dataset, a place in training."""
+    """Return what the pages use without making it: images, a network, a dataset, a place in training."""
     random = torch.Generator().manual_seed(0)
     # 3072 pixels: an attack then breaks this network at once, and AutoAttack has nothing left to do.
     x, y = torch.rand(40, 3, 32, 32, generator=random), torch.arange(40) % 10
@@ -36,8 +36,8 @@ def context():
     return images | ours | {"model": model, "network": model, "method": method, "epoch": 0, "step": 0, "progress": 0.0}
 
 
-def checkpoints(network):
-    """Files as robustness and MAIR write them."""
+def write_checkpoints(network):
+    """Write files in the formats of robustness and MAIR."""
     weights, ones = network.state_dict(), torch.ones(3, 1, 1)
     wrapped = {f"module.{part}{name}": t for part in ("model.", "attacker.model.") for name, t in weights.items()}
     wrapped |= {"module.normalizer.new_mean": 0.5 * ones, "module.normalizer.new_std": ones}
@@ -45,18 +45,18 @@ def checkpoints(network):
     torch.save({"rmodel": {"n_classes": torch.tensor(10), **{f"model.{k}": t for k, t in weights.items()}}}, "best.pth")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.name)
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = context()
-    checkpoints(names["network"])
+    write_checkpoints(names["network"])
     with torch.random.fork_rng():
-        for block in blocks(page):
+        for block in python_blocks(page):
             if block not in EXAMPLES:
                 short = re.sub(r"^model = \.\.\..*\n", "", block, flags=re.MULTILINE).replace("epochs=30", "epochs=2")
                 exec(compile(short, str(page), "exec"), names)
 
 
-def test_what_adding_md_shows_is_what_the_examples_hold():
-    quoted = blocks(ROOT / "docs" / "adding.md")
+def test_the_page_on_adding_parts_quotes_the_examples():
+    quoted = python_blocks(ROOT / "docs" / "adding.md")
     assert len(quoted) >= 3 and all(block in EXAMPLES for block in quoted)

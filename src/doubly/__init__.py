@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from doubly.attacks.autoattack import AutoAttack
     from doubly.bilevel import SignStep
     from doubly.bridges.tensorboard import TensorBoard
+    from doubly.callbacks import Callback
     from doubly.data import Images
     from doubly.errors import UsageError
     from doubly.evaluation.api import evaluate
@@ -31,6 +32,7 @@ _WHERE = {
     "FGSM": "attacks",
     "PGD": "attacks",
     "Batch": "types",
+    "Callback": "callbacks",
     "Images": "data",
     "L2Ball": "threat",
     "LinfBall": "threat",
@@ -51,6 +53,7 @@ __all__ = [
     "PGD",
     "AutoAttack",
     "Batch",
+    "Callback",
     "EvalResult",
     "Images",
     "L2Ball",

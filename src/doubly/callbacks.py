@@ -12,7 +12,7 @@ class Callback:
     """
 
     def on_message(self, message: str) -> None:
-        """Called with a sentence for the user."""
+        """Called with a `message` for the user."""
 
     def on_step(self, epoch: int, step: int, steps: int) -> None:
         """Called after each training step.
@@ -24,10 +24,10 @@ class Callback:
         """
 
     def on_epoch(self, row: dict[str, Any]) -> None:
-        """Called after each epoch with its row of metrics, as metrics.jsonl keeps it."""
+        """Called after each epoch with its `row` of metrics, as metrics.jsonl keeps it."""
 
     def on_images(self, done: int, total: int) -> None:
-        """Called in an evaluation after each chunk of images that PGD has attacked."""
+        """Called in an evaluation after each chunk: PGD has attacked `done` of `total` images."""
 
     def on_attack(self, chunk: int, chunks: int, part: str, robust: int, seconds_left: float | None) -> None:
         """Called in an evaluation after each attack of AutoAttack on a chunk.
@@ -41,7 +41,7 @@ class Callback:
         """
 
     def on_time_left(self, seconds: float | None) -> None:
-        """Called about once a second while AutoAttack runs, with the estimated time to the end."""
+        """Called about once a second while AutoAttack runs, with the estimated `seconds` to the end."""
 
     def close(self) -> None:
         """Called at the end, also after an error."""

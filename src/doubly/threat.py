@@ -33,7 +33,7 @@ class Threat:
         raise NotImplementedError
 
     def box(self, x: Tensor) -> Box:
-        """Return the same set as a box with a log-barrier.
+        """Return the set of allowed perturbations of each image in `x` as a box with a log-barrier.
 
         Raises:
             UsageError: If the set is not a box.
@@ -41,11 +41,11 @@ class Threat:
         raise UsageError(f"{type(self).__name__} is not a box and has no barrier: use LinfBall")
 
     def length(self, delta: Tensor) -> Tensor:
-        """Return the norm of each perturbation, (B,)."""
+        """Return the norm of each perturbation in `delta`, (B,)."""
         raise NotImplementedError
 
     def step_rule(self, size: float) -> StepRule:
-        """Return the usual attack step of this size: the steepest one in this norm."""
+        """Return the usual attack step of this `size`: the steepest one in this norm."""
         raise NotImplementedError
 
     def unbounded(self, x: Tensor) -> Self:

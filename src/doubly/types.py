@@ -72,7 +72,7 @@ class TrainStep(NamedTuple):
     stream: int = 0
 
     def generator(self, purpose: str) -> BatchGenerator:
-        """Return the random numbers of this step for one purpose, such as "attack"."""
+        """Return the random numbers of this step for one `purpose`, such as "attack"."""
         return BatchGenerator(seeding.generator(self.seed, self.epoch, self.step, purpose), self.rows)
 
     def network_rng(self) -> AbstractContextManager[None]:

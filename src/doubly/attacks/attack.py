@@ -28,6 +28,9 @@ class Attack:
             x: Images in [0, 1].
             y: Their labels.
             generator: Random numbers for the start of the attack.
+
+        Returns:
+            The perturbations, of the shape of `x`.
         """
         raise NotImplementedError
 

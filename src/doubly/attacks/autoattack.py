@@ -72,7 +72,14 @@ class AutoAttack:
         return {"RA-AA": "autoattack", "RA-APGD": "apgd"}.get(self.label, "autoattack_in_part")
 
     def substitutions(self, classes: int) -> list[str]:
-        """Return sentences about what replaces the standard definition where there are too few classes for it."""
+        """Return sentences about what replaces the standard definition where there are too few classes for it.
+
+        Args:
+            classes: Number of classes.
+
+        Returns:
+            One sentence per replacement; none with ten classes or more.
+        """
         sentences, targeted = [], {"apgd-t", "fab-t"} & set(self.parts)
         if targeted and classes - 1 < self.targets:
             sentences.append(f"{classes - 1} targets instead of {self.targets}, since there are {classes} classes")
@@ -86,6 +93,9 @@ class AutoAttack:
 
     def check(self, size: tuple[int, ...]) -> None:
         """Refuse images of a height and width that the reference cannot attack.
+
+        Args:
+            size: Height and width of the images.
 
         Raises:
             UsageError: If Square would run on images smaller than 5 x 5 pixels in an l2 ball.

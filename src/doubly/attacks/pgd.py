@@ -109,9 +109,21 @@ class PGD(Attack):
     def maximize_divergence(
         self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator
     ) -> Tensor:
-        """Run the attack on KL(p(x) || p(x + delta)), as TRADES does; `y` is only checked.
+        """Run the attack on KL(p(x) || p(x + delta)), as TRADES does.
 
         p(x) is computed once: the network does not change during the attack.
+
+        Args:
+            model: The network; it is left as it was found.
+            x: Images in [0, 1].
+            y: Their labels, which are only checked.
+            generator: Random numbers for the start of the attack.
+
+        Returns:
+            The perturbation of each image.
+
+        Raises:
+            UsageError: If the attack starts at the image, or has a loss of its own.
         """
         self.check_divergence()
         check_images(x, y)

@@ -24,7 +24,6 @@ from doubly.bilevel.step_rules import (
 )
 from doubly.bilevel.threshold import ChiSquare, CVaR, MeanVariance
 
-# The step rules by the names that they have in configuration files and on the command line.
 STEP_RULES: dict[str, type] = {
     "gradient": GradientStep,
     "momentum": MomentumStep,
@@ -34,6 +33,7 @@ STEP_RULES: dict[str, type] = {
     "barrier": BarrierStep,
     "first_then": FirstThen,
 }
+"""The step rules by the names that they have in configuration files and on the command line."""
 
 __all__ = [
     "STEP_RULES",

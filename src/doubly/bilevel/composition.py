@@ -94,7 +94,7 @@ def require(allowed: bool, name: str, value: object, rule: str) -> None:
 
 @dataclass(frozen=True)
 class RunningMean:
-    """f of a running mean: u <- (1 - eta) u + eta * (mean of the batch), which the first batch initializes.
+    """A function f of a running mean u <- (1 - eta) u + eta * (mean of the batch), which the first batch initializes.
 
     The cotangents are c_i = f'(u). g may have any width.
 

@@ -59,7 +59,7 @@ class TensorBoard(Callback):
         return cls(path / "tensorboard")
 
     def on_epoch(self, row: dict[str, Any]) -> None:
-        """Write a row of metrics."""
+        """Write a `row` of metrics."""
         from torch.utils.tensorboard import SummaryWriter
 
         epoch = row["epoch"]

@@ -1,8 +1,7 @@
 """Random changes of whole batches, on the device of the batch."""
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +11,12 @@ from doubly.errors import UsageError
 from doubly.seeding import BatchGenerator
 
 
-@runtime_checkable
-class Augmentation(Protocol):
-    """A random change of a batch of training images. Your own inherits from it, and so gets the defaults."""
+class Augmentation:
+    """A random change of a batch of training images; a subclass is a frozen dataclass with a method `__call__`."""
 
     moves_pixels: ClassVar[bool] = False
     """True if pixels are only moved or set to zero: then a batch of uint8 images may be passed as uint8."""
 
-    @abstractmethod
     def __call__(self, x: Tensor, generator: BatchGenerator) -> Tensor:
         """Change a batch.
 
@@ -31,7 +28,7 @@ class Augmentation(Protocol):
         Returns:
             The changed images, of the same shape and type; `x` itself is not modified.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

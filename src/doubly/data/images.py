@@ -136,7 +136,7 @@ class Images:
         return in_unit_range(self.stored_pixels(indices))
 
     def stored_pixels(self, indices: Tensor | slice) -> Tensor:
-        """Return pixels as `pixels` does, but in the type in which they are stored."""
+        """Return the pixels of the images at `indices`, in the type in which they are stored."""
         if isinstance(self.x, MappedPixels) or isinstance(indices, slice) or indices.dtype is torch.bool:
             return self.x[indices]
         return self.x.index_select(0, indices)  # ten times as fast as indexing
@@ -160,7 +160,7 @@ class Images:
         return tuple((mean / scale).tolist()), tuple((std / scale).tolist())
 
     def to(self, device: torch.device | str) -> "Images":
-        """Return the images on this device."""
+        """Return the images on another `device`."""
         groups = None if self.groups is None else self.groups.to(device)
         return Images(self.x.to(device), self.y.to(device), self.classes, self.ids.to(device), groups)
 

@@ -1,11 +1,10 @@
 """Imbalanced versions of a training set: rules that remove images of some classes, and files that list the rest."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,14 +16,12 @@ from doubly.rundir import read_json
 from doubly.seeding import generator
 
 
-@runtime_checkable
-class Imbalance(Protocol):
-    """A rule that selects the training images to keep. Your own inherits from it, and so gets the defaults."""
+class Imbalance:
+    """A rule that selects the training images to keep; a subclass is a frozen dataclass with a method `keep`."""
 
     selects_by_id: ClassVar[bool] = False
     """True if the rule lists the ids of its images: then `Data.train_images` does not limit them further."""
 
-    @abstractmethod
     def keep(self, y: Tensor, classes: int, ids: Tensor | None = None) -> Tensor:
         """Select images.
 
@@ -39,7 +36,7 @@ class Imbalance(Protocol):
         Raises:
             UsageError: A class would have no image.
         """
-        ...
+        raise NotImplementedError
 
     def check(self, images: Images) -> None:
         """Refuse training images that the rule does not fit. Called before anything is held out.

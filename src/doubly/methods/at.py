@@ -1,4 +1,7 @@
-"""Adversarial training (Madry et al. 2018; eq. 1 of the paper): the mean loss at the attacked images."""
+"""Adversarial training (Madry et al. 2018; eq. 1 of the paper).
+
+mean loss(x + delta),   delta increases the loss of the attack
+"""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,7 +19,7 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class AT(Method):
-    """mean loss(x + delta), delta by the attack."""
+    """Adversarial training: the mean loss at attacked images, mean loss(x + delta)."""
 
     attack: Attack = field(default_factory=PGD)
     """how delta is found"""

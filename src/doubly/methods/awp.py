@@ -1,9 +1,9 @@
 """AWP, adversarial weight perturbation (Wu, Xia and Wang 2020): any method, at the worst weights nearby.
 
-delta   the wrapped method's attack, at the weights w as they are, once
-g       gradient in w of the wrapped objective at delta
-v       gamma |w| / (|g| + 1e-20) g for each tensor with more than one dimension and "weight" in its name, else 0
-update  the gradient of the wrapped objective at w + v, v constant, applied to w
+    delta   the wrapped method's attack, at the weights w as they are, once
+    g       gradient in w of the wrapped objective at delta
+    v       gamma |w| / (|g| + 1e-20) g for each tensor with more than one dimension and "weight" in its name, else 0
+    update  the gradient of the wrapped objective at w + v, v constant, applied to w
 
 Released code gets g from one SGD step of a proxy, whose length cancels: the same v. Its optimizer steps from w + v, and
 then v is subtracted, so weight decay acts on w + v; here it acts on w, a difference of gamma times the decay. As there,

@@ -1,8 +1,8 @@
 """CFOL, class-focused online learning (Pethick, Chrysos and Cevher 2023): an adversary learns which classes to draw.
 
-p       gamma / C + (1 - gamma) softmax(w), over the C classes with images
-model   the mean loss at x + delta, of classes drawn by p; or, in reweighting, of images drawn uniformly, times C p_y
-w_c     += eta * sum over the batch's misclassified x + delta of class c of 1 / q_c, once per batch, as released
+    p       gamma / C + (1 - gamma) softmax(w), over the C classes with images
+    model   the mean loss at x + delta of classes drawn by p; in reweighting, of images drawn uniformly, times C p_y
+    w_c     += eta * sum over the batch's misclassified x + delta of class c of 1 / q_c, once per batch, as released
 
 q_c is the probability with which the class was drawn, so that the sum estimates the class's error: p in sampling, the
 class's share of the images in reweighting. The loader draws a whole epoch by the p at its beginning. Of the three
@@ -27,7 +27,7 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class CFOL(Method):
-    """mean loss(x + delta) over classes that an adversary chooses."""
+    """Adversarial training on classes that an adversary chooses."""
 
     attack: Attack = field(default_factory=PGD)
     """how delta is found"""

@@ -1,8 +1,10 @@
 """DONE, doubly robust instance-reweighted adversarial training: CID on eq. 7 of the paper.
 
-inner   h_i = l'_i + barrier of the threat's box, l' = -attack loss      solved by the attack
-outer   r log mean exp(l_i / r), whose gradient weights sample i by exp(l_i / r) / u; other divergences by name
-DONE-GD, DONE-PGD and DONE-ADAM are this with a barrier, sign or Adam step in the attack.
+    inner   h_i = l'_i + barrier of the threat's box,   l' = -(loss of the attack),   solved by the attack
+    outer   r log mean exp(l_i / r), whose gradient weights sample i by exp(l_i / r) / u
+
+u is a running average of mean exp(l_i / r). DONE-GD, DONE-PGD and DONE-ADAM are this with a barrier, sign or Adam step
+in the attack. Other divergences than KL are chosen by name, and `cap` bounds the weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +39,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class DONE(Method):
-    """KL-DRO weights on adversarial losses, with the implicit gradient of the attack."""
+    """KL-DRO weights on adversarial losses, with the implicit gradient of the attack.
+
+    Raises:
+        UsageError: If a number is out of range, or settings exclude each other.
+    """
 
     attack: PGD = field(default_factory=PGD)
     """the inner solver; its loss is the attack loss -l' (eq. 3)"""
@@ -86,7 +92,17 @@ class DONE(Method):
         return self.implicit == "exact"
 
     def composition(self, progress: float) -> Composition:
-        """Return the outer function at a share of training."""
+        """Return the outer function at a share of training.
+
+        Args:
+            progress: Share of training done, in [0, 1).
+
+        Returns:
+            The composition that `cid` differentiates, with the temperature of that moment.
+
+        Raises:
+            ValueError: If the settings of the divergence do not fit.
+        """
         r = self.temperature.at(progress)
         if self.divergence == "kl":
             return LogMeanExp(r, self.eta, self.cap, self.mean_weight_limit)
@@ -135,7 +151,18 @@ class DONE(Method):
         yield objective
 
     def direction(self, model: nn.Module, batch: Batch, delta: Tensor, state: State, step: TrainStep) -> Direction:
-        """Return the CID estimate at delta, however that was found."""
+        """Return the CID estimate at delta, however that was found.
+
+        Args:
+            model: The network, in training mode.
+            batch: The images.
+            delta: A perturbation of each image.
+            state: What the previous objective, or `init`, returned.
+            step: Where training stands.
+
+        Returns:
+            The surrogate loss, the weights of the samples, and the new state.
+        """
         with self._precision(batch):
             problem, composition = self._problem(model, batch), self.composition(step.progress)
             all_gather = step.communicator.all_gather

@@ -1,7 +1,8 @@
 """Fast-BAT (Zhang et al. 2022): one step of a linearized attack as a bilevel problem, with its implicit gradient.
 
-lower   delta* = argmin over the ball of < grad l'(z), delta > + lambda/2 |delta - z|^2 = project(z - grad l'(z)/lambda)
-upper   mean CE(x + delta*), whose gradient has the implicit term - < d/d theta grad l'(z), H q / lambda >
+    lower   delta* = argmin over the ball of < grad l'(z), delta > + lambda/2 |delta - z|^2
+                   = project(z - grad l'(z) / lambda)
+    upper   mean CE(x + delta*), whose gradient has the implicit term - < d/d theta grad l'(z), H q / lambda >
 
 with l' = -CE, q the input gradient of CE at delta*, and H = 1 where delta* is strictly inside the ball, else 0. It is
 `cid` with a lower level that is linear in delta. The released code steps by 1/lambda = 5000/255, yet divides the

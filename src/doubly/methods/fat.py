@@ -24,7 +24,7 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class FAT(Method):
-    """mean loss(x + delta), delta by an attack that leaves a sample alone once it was fooled tau + 1 times."""
+    """Adversarial training with an attack that stops on a sample once it was misclassified tau + 1 times."""
 
     attack: PGD = field(default_factory=PGD)
     """the attack that is stopped early; its steps must not move where the gradient is 0"""

@@ -7,6 +7,7 @@
 
 e_c is the class's clean error for a, and for b, at twice the rate, its boundary error: the share that is classified
 correctly until it is attacked. delta maximizes the KL. While all multipliers are 0 this is TRADES. What differs:
+
 - released code measures e on 300 held-out images per class before each epoch. A method sees training batches alone, so
   here e is counted over those of the epoch before, in training mode; it is lower than on held-out images.
 - its class weight 0.1 + 0.9 lambda_c - 0.1 (sum of the others) is for ten classes: 1/C here. `limit` is for each kind.
@@ -29,7 +30,7 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class FRL(Method):
-    """CE(x) + beta KL(x, x + delta), each weighted toward the classes that err most in it."""
+    """TRADES with both of its terms weighted toward the classes that err most in them."""
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
     """how delta is found, by steps up the KL; not from the image itself, where the KL has no gradient"""

@@ -30,7 +30,7 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class GAIRAT(Method):
-    """mean loss(x + delta), weighted by how few steps of the attack a sample withstands."""
+    """Adversarial training with weights that grow as a sample withstands fewer steps of the attack."""
 
     attack: PGD = field(default_factory=PGD)
     """how delta is found; kappa counts its steps"""

@@ -25,7 +25,7 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class MART(Method):
-    """mean BCE(x + delta) + beta * KL(p(x) || p(x + delta)) * (1 - p_y(x)), delta by the attack."""
+    """Boosted cross-entropy at attacked images, plus a KL term that counts most where the clean image is wrong."""
 
     attack: Attack = field(default_factory=lambda: PGD(start="gaussian"))
     """how delta is found"""

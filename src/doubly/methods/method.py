@@ -37,13 +37,20 @@ class Method:
         Args:
             counts: Number of training images per class, for methods that need it.
 
+        Returns:
+            The state that the first call of `objective` takes.
+
         Raises:
             UsageError: If the method needs `counts` and they are missing.
         """
         return {}
 
     def sampling(self, state: State) -> Tensor | None:
-        """Return class probabilities to draw the next epoch by, or None for one pass over the data."""
+        """Return class probabilities to draw the next epoch by, or None for one pass over the data.
+
+        Args:
+            state: What the last objective, or `init`, returned.
+        """
         return None
 
     def scaled(self, factor: float) -> Self:
@@ -57,7 +64,16 @@ class Method:
         return self
 
     def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation | None:
-        """Attack the batch; None for a method that attacks inside `objective`, or not at all."""
+        """Attack the batch.
+
+        Args:
+            model: The network, in training mode.
+            batch: The images.
+            step: Where training stands.
+
+        Returns:
+            What `objective` takes as `perturbation`; None for a method that attacks inside `objective`, or not at all.
+        """
         return None
 
     def shared_values(
@@ -66,6 +82,13 @@ class Method:
         """Return the rows that `objective` gathers from the whole batch; None if it gathers nothing.
 
         Only called for microbatches. It must not change the network's running statistics.
+
+        Args:
+            model: The network, in training mode.
+            batch: The images.
+            state: What the previous objective, or `init`, returned.
+            step: Where training stands.
+            perturbation: What `perturb` returned.
         """
         return None
 
@@ -85,6 +108,9 @@ class Method:
             state: What the previous objective, or `init`, returned.
             step: Where training stands.
             perturbation: What `perturb` returned; computed if not given.
+
+        Returns:
+            The loss to differentiate, what is recorded of each sample, and the new state.
         """
         raise NotImplementedError
 
@@ -108,6 +134,9 @@ class Method:
             state: The state before the batch.
             steps: The training step of each part, with its rows and stream.
             perturbations: What `perturb` returned for each part; computed if not given.
+
+        Yields:
+            The objective of each part; their losses, weighted by the number of images, add up to that of the batch.
         """
         if perturbations is None:
             perturbations = perturb_parts(self, model, parts, steps)

@@ -1,4 +1,7 @@
-"""Training on clean images: the upper end of standard accuracy, the lower end of robustness."""
+"""Training on clean images: the upper end of standard accuracy, the lower end of robustness.
+
+mean loss(x)
+"""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +16,7 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class Standard(Method):
-    """mean loss(x), no attack."""
+    """Standard training: the mean loss at clean images, without an attack."""
 
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized"""

@@ -25,7 +25,7 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class TRADES(Method):
-    """mean CE(x) + beta * KL(p(x) || p(x + delta)), delta by an attack on the KL."""
+    """Cross-entropy at clean images, plus beta times the KL divergence between clean and attacked predictions."""
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
     """how delta is found; not from a start at zero, where the KL has no gradient"""

@@ -25,7 +25,7 @@ MAX_ALPHA = 80.0  # exp(80) still is a float32
 
 @dataclass(frozen=True)
 class WMMR(Method):
-    """mean loss(x + delta), weighted by exp(-alpha * probability margin), which the attack increases too."""
+    """Adversarial training with weights exp(-alpha * probability margin), which the attack increases too."""
 
     attack: PGD = field(default_factory=PGD)
     """how delta is found; its loss is weighted likewise"""

@@ -74,7 +74,7 @@ def train(
         NonFiniteError: If a loss, gradient or weight is NaN or infinite.
     """
     if not isinstance(method, Method):
-        raise UsageError(f"the third argument is the method, such as AT(), got {method!r:.60}: pass a doubly.Method")
+        raise UsageError(f"the third argument is the method, such as AT(), got {method!r:.60}: see doubly list methods")
     names = [f.name for f in fields(Run)]
     if unknown := [name for name in settings if name not in names]:
         raise UsageError(f"train has no setting '{unknown[0]}': it has {', '.join(names)}")

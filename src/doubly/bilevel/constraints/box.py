@@ -76,11 +76,11 @@ class Box:
         return replace(self, lower=self.lower + margin, upper=self.upper - margin)
 
     def slacks(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distances to the upper and to the lower bounds, never negative, each (B, ...)."""
+        """Return the distances of `delta` to the upper and to the lower bounds, never negative, each (B, ...)."""
         return (self.upper - delta).clamp_min(0), (delta - self.lower).clamp_min(0)
 
     def barrier(self, delta: Tensor) -> Tensor:
-        """Return the barrier -strength * sum(log(slacks)) of each row, (B,); it is infinite on the faces."""
+        """Return the barrier -strength * sum(log(slacks)) of each row of `delta`, (B,); infinite on the faces."""
         above, below = self.slacks(delta)
         return -self.strength * flat(above.log() + below.log()).sum(1)
 
