@@ -65,7 +65,7 @@ class EvalConfig:
     weights_r: tuple[float, ...] = (10.0, 1.0, 0.1)
     """temperatures r of the KL weights of the samples; by default the three of the paper"""
     weights_normalize: Normalization = "batch"
-    """batch: weights add up to 1 in batches of 128, as in the paper; all: over all samples; mean_one: to their number"""
+    """batch: weights add up to 1 in batches of 128, as in the paper; all: over all samples; mean_one: mean 1"""
     curve_images: int | None = None
     """number of images for the accuracy under PGD at eight radii from 0 to 4 epsilon; none: no such curve"""
     save_examples: Format | None = None
