@@ -30,10 +30,23 @@ class Threat:
 
     def around(self, x: Tensor) -> Constraint:
         """Return the set of allowed perturbations of each image in `x`."""
+        return self.between(-x, 1 - x)
+
+    def between(self, lower: Tensor, upper: Tensor) -> Constraint:
+        """Return the set of perturbations within the radius whose coordinates lie between two bounds.
+
+        Args:
+            lower: Lower bounds, (B, ...), at most 0.
+            upper: Upper bounds, (B, ...), at least 0.
+        """
         raise NotImplementedError
 
-    def box(self, x: Tensor) -> Box:
+    def box(self, x: Tensor, factors: Tensor | None = None) -> Box:
         """Return the set of allowed perturbations of each image in `x` as a box with a log-barrier.
+
+        Args:
+            x: Images in [0, 1].
+            factors: Factors of the radius, of a shape that broadcasts with `x`.
 
         Raises:
             UsageError: If the set is not a box.
@@ -91,11 +104,14 @@ class LinfBall(Threat):
         if not self.barrier > 0:
             raise UsageError(f"the strength of the barrier must be positive, got {self.barrier:g}")
 
-    def around(self, x: Tensor) -> Box:
-        return Box((-x).clamp(min=-self.radius), (1 - x).clamp(max=self.radius), self.barrier)
+    def between(self, lower: Tensor, upper: Tensor) -> Box:
+        return Box(lower.clamp(min=-self.radius), upper.clamp(max=self.radius), self.barrier)
 
-    def box(self, x: Tensor) -> Box:
-        return self.around(x)
+    def box(self, x: Tensor, factors: Tensor | None = None) -> Box:
+        if factors is None:
+            return self.between(-x, 1 - x)
+        radius = factors * self.radius
+        return Box(torch.maximum(-x, -radius), torch.minimum(1 - x, radius), self.barrier)
 
     def length(self, delta: Tensor) -> Tensor:
         return flat(delta).norm(torch.inf, dim=1)  # type: ignore[no-any-return]
@@ -131,8 +147,8 @@ class L2Ball(Threat):
         if not 0 < self.radius < float("inf"):
             raise UsageError(f"epsilon must be positive and finite, got {self.radius:g}: 0.5 is usual on CIFAR-10")
 
-    def around(self, x: Tensor) -> Ball:
-        return Ball(self.radius, Box(-x, 1 - x))
+    def between(self, lower: Tensor, upper: Tensor) -> Ball:
+        return Ball(self.radius, Box(lower, upper))
 
     def length(self, delta: Tensor) -> Tensor:
         return flat(delta).norm(2, dim=1)  # type: ignore[no-any-return]

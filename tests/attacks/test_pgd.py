@@ -240,3 +240,33 @@ def test_a_network_whose_gradient_or_logits_are_not_finite_is_not_called_robust(
         PGD()(Broken(), x, y, seeded())
     with pytest.raises(NonFiniteError, match="logits"):
         PGD()(NotANumber(), x, y, seeded())
+
+
+def test_class_factors_scale_radius_and_step_of_each_class(smooth, batch):
+    x, y = batch
+    factors = torch.tensor([1.0, 0.5, 1.5, 0.25, 2.0])
+    value = lambda logits: F.cross_entropy(logits, y, reduction="none")  # noqa: E731
+    for attack in (
+        PGD(LinfBall(EPS), 4, SignStep(SIZE)),
+        PGD(LinfBall(EPS), 3, SignStep(SIZE), "gaussian", restarts=2),
+        PGD(L2Ball(0.4), 4, NormalizedStep(0.15), "zero"),
+        MarginPGD(LinfBall(EPS), 4, AdamStep(SIZE)),
+    ):
+        delta = attack.with_class_factors(factors)(smooth, x, y, seeded())
+        for label, factor in enumerate(factors.tolist()):
+            if attack.start == "gaussian":  # the noise of the start does not follow the radius
+                continue
+            expected = attack.scaled(factor)(smooth, x, y, seeded())
+            assert torch.allclose(delta[y == label], expected[y == label], atol=1e-5)
+        assert (attack.threat.length(delta) <= attack.threat.radius * factors[y] * (1 + 1e-5)).all()
+        assert (x + delta).min() > -1e-6 and (x + delta).max() < 1 + 1e-6
+    attack = PGD(LinfBall(EPS), 4, SignStep(SIZE)).with_class_factors(factors)
+    active = attack.maximize(smooth, x, y, seeded(), value, lambda: torch.ones(len(x), dtype=torch.bool))
+    assert torch.allclose(active, attack(smooth, x, y, seeded()), atol=1e-6)
+    box = attack.box(x, y)
+    assert torch.equal(
+        attack.scaled(0.5).box(x, y).upper, torch.minimum(1 - x, EPS / 2 * factors[y][:, None, None, None])
+    )
+    assert torch.equal(box.lower, torch.maximum(-x, -EPS * factors[y][:, None, None, None])) and box.strength > 0
+    with pytest.raises(UsageError, match="FGSM has one radius for all classes: use PGD"):
+        FGSM(LinfBall(EPS)).with_class_factors(factors)

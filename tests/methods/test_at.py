@@ -45,7 +45,7 @@ def test_at_is_the_mean_loss_at_the_attacked_images(batch):
     assert torch.equal(result.weights, torch.ones(8))
     for a, b in zip(gradients(result.loss, model), gradients(losses.mean(), twin), strict=True):
         assert torch.allclose(a, b, rtol=1e-6)
-    perturbation = AT(ATTACK).perturb(network(), batch, TRAIN_STEP)
+    perturbation = AT(ATTACK).perturb(network(), batch, {}, TRAIN_STEP)
     again = AT(ATTACK).objective(network(), batch, {}, TRAIN_STEP, perturbation)
     assert torch.equal(again.sample_losses, result.sample_losses)
 

@@ -31,7 +31,7 @@ def attack(**values):
 
 def stopped(method, model, batch, step=TRAIN_STEP):
     """Return delta and the number of steps of each sample."""
-    delta, values = method.perturb(model, batch, step)
+    delta, values = method.perturb(model, batch, {}, step)
     return delta, values["steps"]
 
 

@@ -70,14 +70,14 @@ class Scripted(nn.Module):
 def test_kappa_is_what_a_loop_over_samples_counts_in_evaluation_mode():
     model, batch, modes = network(), data(), []
     model.register_forward_hook(lambda module, *_: modes.append(module.training))
-    delta, values = GAIRAT(attack()).perturb(model, batch, TRAIN_STEP)
+    delta, values = GAIRAT(attack()).perturb(model, batch, {}, TRAIN_STEP)
     assert modes == [False] * K
     expected, correct = one_by_one(model, batch)
     kappa = values["kappa"].tolist()
     assert torch.allclose(delta, expected, atol=1e-12)
     assert kappa == [sum(right) for right in correct]
     assert {0, K} <= set(kappa) and len(set(kappa)) > 4  # else the example shows nothing
-    adam = GAIRAT(attack(rule=AdamStep(SIZE))).perturb(network(), data(), TRAIN_STEP).values["kappa"]
+    adam = GAIRAT(attack(rule=AdamStep(SIZE))).perturb(network(), data(), {}, TRAIN_STEP).values["kappa"]
     assert adam.min() >= 0 and adam.max() <= K and adam.unique().numel() > 3  # steps of any rule can be counted
 
 
@@ -87,7 +87,7 @@ def test_a_sample_that_recovers_tells_the_count_from_the_least_steps():
     batch = Batch(torch.full((6, 1, 1, 1), 0.3), torch.zeros(6, dtype=torch.int64))
     for kappa, expected in [("official", [6, 5, 4, 3, 0, 3]), ("paper", [6, 0, 1, 3, 0, 1])]:
         method = GAIRAT(PGD(LinfBall(0.5), K, SignStep(SIZE), "zero"), kappa=kappa)
-        assert method.perturb(Scripted(scripts), batch, TRAIN_STEP).values["kappa"].tolist() == expected
+        assert method.perturb(Scripted(scripts), batch, {}, TRAIN_STEP).values["kappa"].tolist() == expected
 
 
 def test_the_table_for_ten_steps_and_lambda_minus_one():

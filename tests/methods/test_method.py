@@ -136,7 +136,7 @@ def test_everything_but_the_objective_has_a_default():
     assert (method.attack, method.wrapped, method.needs_second_derivatives) == (None, None, False)
     assert method.init() == {} and method.init(torch.ones(3)) == {} and method.sampling({}) is None
     assert method.scaled(0.5) is method and method.costliest() is method
-    assert method.perturb(network(), samples(), STEP) is None
+    assert method.perturb(network(), samples(), {}, STEP) is None
     whole, parts = accumulated(method, [8]), accumulated(method, [4, 4])
     assert torch.allclose(whole[3], parts[3])
     with pytest.raises(NotImplementedError):

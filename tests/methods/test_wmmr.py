@@ -92,7 +92,7 @@ def test_the_objective_is_the_weighted_mean_at_the_attacked_images(batch):
 
 def test_the_weighted_attack_raises_the_weighted_loss_further_and_restarts_further_still(batch):
     def weighted_losses(method):
-        point = batch.x + method.perturb(network().eval(), batch, TRAIN_STEP).delta
+        point = batch.x + method.perturb(network().eval(), batch, {}, TRAIN_STEP).delta
         return product(network().eval()(point), batch.y, 5.0)[0]
 
     weighted, detached, restarted, plain = (

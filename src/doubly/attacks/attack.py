@@ -6,6 +6,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from doubly.bilevel import Box
+from doubly.errors import UsageError
 from doubly.seeding import BatchGenerator
 from doubly.threat import Threat
 
@@ -42,6 +44,29 @@ class Attack:
             reference: The PGD attack of the evaluation, whose threat, and settings where they apply, are taken over.
         """
         return cls(threat=reference.threat)  # type: ignore[call-arg]  # a field of every subclass
+
+    def box(self, x: Tensor, y: Tensor) -> Box:
+        """Return the set of allowed perturbations of each image as a box with a log-barrier.
+
+        Args:
+            x: Images in [0, 1].
+            y: Their labels, on which the radius may depend.
+
+        Raises:
+            UsageError: If the set is not a box.
+        """
+        return self.threat.box(x)
+
+    def with_class_factors(self, factors: Tensor) -> "Attack":
+        """Return the same attack with radii and step sizes that depend on the class.
+
+        Args:
+            factors: Factor of the radius and of the step size by class, (classes,), positive.
+
+        Raises:
+            UsageError: If the attack cannot do this.
+        """
+        raise UsageError(f"{type(self).__name__} has one radius for all classes: use PGD where classes have their own")
 
     def scaled(self, factor: float) -> Self:
         """Return the same attack within `factor` times the radius."""

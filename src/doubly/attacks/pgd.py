@@ -1,7 +1,7 @@
 """PGD: projected gradient descent on the attack loss, with any step rule, restarts, and early stopping of samples."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from doubly.attacks.attack import Attack
 from doubly.attacks.mode import Forward, Mode, attack_context, connected
-from doubly.bilevel import SignStep, StepRule, projected_descent
+from doubly.bilevel import Box, Constraint, SignStep, StepRule, projected_descent
 from doubly.bilevel.rows import per_row
 from doubly.checks import check_finite, check_images, check_scores
 from doubly.errors import NonFiniteError, UsageError
@@ -60,6 +60,10 @@ class PGD(Attack):
     @classmethod
     def for_evaluation(cls, reference: Attack) -> Attack:
         return reference
+
+    def with_class_factors(self, factors: Tensor) -> "PGD":
+        settings = {setting.name: getattr(self, setting.name) for setting in fields(PGD)}
+        return _ClassFactorPGD(**settings, factors=factors)
 
     def scaled(self, factor: float) -> Self:
         try:
@@ -157,7 +161,8 @@ class PGD(Attack):
         value: Value,
         active: Callable[[], Tensor] | None,
     ) -> Tensor:
-        start, checked = self._start(x, generator), False
+        scale = self.sample_factors(x, y)
+        start, checked = self._start(x, scale, generator), False
 
         def forward(point: Tensor) -> Tensor:
             nonlocal checked
@@ -169,25 +174,46 @@ class PGD(Attack):
 
         try:
             if active is not None:
-                return self._attempt_active(forward, x, start, value, active)
-            constraint = self.threat.around(x)
-            return projected_descent(lambda d: -value(forward(x + d)), start, constraint, self.rule, self.steps)
+                delta = self._attempt_active(forward, x, scale, start, value, active)
+            else:
+                constraint = self._constraint(x, scale)
+                delta = projected_descent(
+                    lambda d: -value(forward(x + _times(d, scale))), start, constraint, self.rule, self.steps
+                )
+            return _times(delta, scale)
         except ArithmeticError:
             with torch.no_grad():
-                check_finite(model(x + start), "the model's logits")
+                check_finite(model(x + _times(start, scale)), "the model's logits")
             raise NonFiniteError("the attack's gradient: NaN or infinite, so nothing was attacked") from None
 
-    def _start(self, x: Tensor, generator: BatchGenerator) -> Tensor:
+    def sample_factors(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """Return factors of the radius and step size of each sample, of a shape that broadcasts with `x`.
+
+        None stands for 1. The attack moves delta / factor, which has the radius and step size of the settings.
+        """
+        return None
+
+    def _constraint(self, x: Tensor, scale: Tensor | None) -> Constraint:
+        """Return the set in which delta / scale has to lie."""
+        return self.threat.around(x) if scale is None else self.threat.between(-x / scale, (1 - x) / scale)
+
+    def _start(self, x: Tensor, scale: Tensor | None, generator: BatchGenerator) -> Tensor:
         if self.start == "zero":
             return torch.zeros_like(x)
-        constraint, uniform = self.threat.around(x), generator.uniform(x)
+        constraint, uniform = self._constraint(x, scale), generator.uniform(x)
         if self.start == "uniform":
             return constraint.at(uniform)
         # From uniform draws, which do not depend on the number of processes.
         return constraint.project(GAUSSIAN_START * torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6)))
 
     def _attempt_active(
-        self, forward: Forward, x: Tensor, start: Tensor, value: Value, active: Callable[[], Tensor]
+        self,
+        forward: Forward,
+        x: Tensor,
+        scale: Tensor | None,
+        start: Tensor,
+        value: Value,
+        active: Callable[[], Tensor],
     ) -> Tensor:
         """Take one step at a time, of the samples that are still active."""
         delta, rows = start.clone(), torch.arange(len(x), device=x.device)
@@ -195,13 +221,14 @@ class PGD(Attack):
 
         def inner(part: Tensor) -> Tensor:
             nonlocal last_logits
-            logits = forward(x[rows] + part)
+            logits = forward(x[rows] + _times(part, None if scale is None else scale[rows]))
             all_logits = logits if last_logits is None else last_logits.index_copy(0, rows, logits)
             last_logits = all_logits.detach()
             return -value(all_logits)
 
         for _ in range(self.steps):
-            delta[rows] = projected_descent(inner, delta[rows], self.threat.around(x[rows]), self.rule, 1)
+            constraint = self._constraint(x[rows], None if scale is None else scale[rows])
+            delta[rows] = projected_descent(inner, delta[rows], constraint, self.rule, 1)
             rows = active().nonzero().flatten()
             if len(rows) == 0:
                 break
@@ -218,3 +245,21 @@ class MarginPGD(PGD):
     @classmethod
     def for_evaluation(cls, reference: Attack) -> Attack:
         return replace(reference, loss=LogitMargin())  # type: ignore[type-var]  # the reference is a PGD
+
+
+@dataclass(frozen=True, eq=False)
+class _ClassFactorPGD(PGD):
+    """PGD with radii and step sizes that depend on the class; made by `with_class_factors`, not by a recipe."""
+
+    factors: Tensor = field(default_factory=lambda: torch.ones(1))
+    """factor of the radius and of the step size by class, (classes,)"""
+
+    def sample_factors(self, x: Tensor, y: Tensor) -> Tensor:
+        return per_row(self.factors[y].to(x), x)
+
+    def box(self, x: Tensor, y: Tensor) -> Box:
+        return self.threat.box(x, self.sample_factors(x, y))
+
+
+def _times(delta: Tensor, scale: Tensor | None) -> Tensor:
+    return delta if scale is None else scale * delta

@@ -42,13 +42,13 @@ class AT(Method):
         present = (state["counts"] > 0).double()
         return present / present.sum()
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, _ = perturbation or self.perturb(model, batch, step)
+        delta, _ = perturbation or self.perturb(model, batch, state, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = sample_losses(self.loss, logits, batch.y, lambda: clean_logits(model, batch.x))

@@ -64,14 +64,14 @@ class AWP(Method):
     def sampling(self, state: State) -> Tensor | None:
         return self.method.sampling(state)
 
-    def scaled(self, factor: float) -> Self:
-        return replace(self, method=self.method.scaled(factor))
+    def with_attack(self, attack: Attack) -> Self:
+        return replace(self, method=self.method.with_attack(attack))
 
     def costliest(self) -> Self:
         return replace(self, method=self.method.costliest())
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation | None:
-        return self.method.perturb(model, batch, step)
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation | None:
+        return self.method.perturb(model, batch, state, step)
 
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
@@ -87,7 +87,7 @@ class AWP(Method):
         perturbations: Sequence[Perturbation | None] | None = None,
     ) -> Iterator[Objective]:
         """Yield the objectives at w + v; v follows from the gradient of the whole batch at w."""
-        perturbations = perturbations or perturb_parts(self.method, model, parts, steps)
+        perturbations = perturbations or perturb_parts(self.method, model, parts, state, steps)
         if self.gamma == 0 or steps[0].progress < self.warm_up:
             yield from self.method.microbatch_objectives(model, parts, state, steps, perturbations)
             return

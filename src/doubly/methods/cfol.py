@@ -65,7 +65,7 @@ class CFOL(Method):
         chosen = scores.masked_fill(present == 0, -torch.inf).softmax(0)
         return self.gamma * present / present.sum() + (1 - self.gamma) * chosen
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 
     def shared_values(
@@ -77,7 +77,7 @@ class CFOL(Method):
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, _ = perturbation or self.perturb(model, batch, step)
+        delta, _ = perturbation or self.perturb(model, batch, state, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)

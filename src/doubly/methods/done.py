@@ -114,7 +114,7 @@ class DONE(Method):
             raise ValueError(f"divergence cvar needs a cap >= 1, its worst share being 1 / cap; got cap={self.cap}")
         return CVaR(1 / self.cap, self.eta)
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 
     def shared_values(
@@ -126,7 +126,7 @@ class DONE(Method):
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, _ = perturbation or self.perturb(model, batch, step)
+        delta, _ = perturbation or self.perturb(model, batch, state, step)
         return _objective(self.direction(model, batch, delta, state, step))
 
     def microbatch_objectives(
@@ -141,7 +141,7 @@ class DONE(Method):
         if self.implicit != "first_order":
             yield from super().microbatch_objectives(model, parts, state, steps, perturbations)
             return
-        perturbations = perturbations or perturb_parts(self, model, parts, steps)
+        perturbations = perturbations or perturb_parts(self, model, parts, state, steps)
         deltas = [perturbation.delta for perturbation in perturbations if perturbation is not None]
         problems = [
             self._part(model, batch, delta, step) for batch, delta, step in zip(parts, deltas, steps, strict=True)
@@ -170,7 +170,7 @@ class DONE(Method):
                 return cid(problem, delta, composition, state, all_gather=all_gather)
             if self.implicit == "first_order":
                 return self._first_order(model, [self._part(model, batch, delta)], state, step)
-            inverse = self.attack.threat.box(batch.x).inverse_curvature(delta, self.damping)
+            inverse = self.attack.box(batch.x, batch.y).inverse_curvature(delta, self.damping)
             # Networks are not convex in delta: a sample that meets negative curvature keeps the barrier's solution.
             full = ConjugateGradient(tolerance=None, inverse_diagonal=inverse)
             solve = Diagonal(inverse) if self.curvature == "barrier" else full
@@ -206,7 +206,7 @@ class DONE(Method):
             with frozen_statistics(model), replay_rng(dropout):
                 return counted(delta)
 
-        inverse = self.attack.threat.box(batch.x).inverse_curvature(delta, self.damping)
+        inverse = self.attack.box(batch.x, batch.y).inverse_curvature(delta, self.damping)
         return Part(counted, without_side_effects, delta, inverse)
 
     def _first_order(self, model: nn.Module, parts: Sequence[Part], state: State, step: TrainStep) -> Direction:

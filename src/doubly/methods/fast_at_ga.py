@@ -40,7 +40,7 @@ class FastATGA(Method):
     def needs_second_derivatives(self) -> bool:
         return self.strength > 0
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 
     def shared_values(
@@ -55,7 +55,7 @@ class FastATGA(Method):
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, _ = perturbation or self.perturb(model, batch, step)
+        delta, _ = perturbation or self.perturb(model, batch, state, step)
         dropout = rng_state()
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)

@@ -43,11 +43,11 @@ class FastBAT(Method):
     def needs_second_derivatives(self) -> bool:
         return self.curvature < float("inf")
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         x, y, attack = batch.x, batch.y, self.attack
         z = attack(model, x, y, step.generator("attack"))
         with attack_context(model, attack.attack_mode):
-            box = attack.threat.box(x)
+            box = attack.box(x, y)
             delta = projected_descent(lambda d: -attack.loss(model(x + d), y), z, box, attack.rule, 1)
         return Perturbation(delta, {"z": z})
 
@@ -55,7 +55,7 @@ class FastBAT(Method):
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
         x, y, loss = batch.x, batch.y, self.attack.loss
-        delta, values = perturbation or self.perturb(model, batch, step)
+        delta, values = perturbation or self.perturb(model, batch, state, step)
         z, dropout = values["z"], rng_state()
 
         def linearized(delta: Tensor) -> Tensor | None:
@@ -71,7 +71,7 @@ class FastBAT(Method):
             check_logits(logits, y)
             return Terms(loss(logits, y), linearized(delta), logits.detach())
 
-        box = self.attack.threat.box(x)
+        box = self.attack.box(x, y)
         inside = (box.lower + FACE_DISTANCE < delta) & (delta < box.upper - FACE_DISTANCE)
         solve = Diagonal(inside.to(x.dtype) / self.curvature) if self.needs_second_derivatives else None
         with torch.autocast(x.device.type, enabled=False):  # the implicit term drowns in half precision

@@ -54,7 +54,7 @@ class FAT(Method):
                 f"attack_mode {self.attack.attack_mode}"
             )
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         """Attack with early stopping; the values are how many steps each sample took."""
         budget = torch.full_like(batch.y, int(self.tau.at(step.progress)))
         active, steps = torch.ones_like(batch.y, dtype=torch.bool), torch.zeros_like(batch.y)
@@ -73,7 +73,7 @@ class FAT(Method):
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, values = perturbation or self.perturb(model, batch, step)
+        delta, values = perturbation or self.perturb(model, batch, state, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)

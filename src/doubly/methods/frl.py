@@ -53,7 +53,7 @@ class FRL(Method):
             raise UsageError(f"limit must lie in [0, 1), got {self.limit:g}: from 1 on a class may weigh nothing")
         self.attack.check_divergence()
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack.maximize_divergence(model, batch.x, batch.y, step.generator("attack")))
 
     def shared_values(
@@ -67,7 +67,7 @@ class FRL(Method):
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
         x, y = batch.x, batch.y
-        delta, _ = perturbation or self.perturb(model, batch, step)
+        delta, _ = perturbation or self.perturb(model, batch, state, step)
         logits = model(x + delta)
         check_logits(logits, y)
         clean = clean_logits(model, x)

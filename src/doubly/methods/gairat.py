@@ -66,7 +66,7 @@ class GAIRAT(Method):
         if not all(value > -math.inf for value in shift.values_taken()):
             raise UsageError(f"shift (lambda) must be a number, or +inf for AT, got {shift}")
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         kappa, still_correct = torch.zeros_like(batch.y), torch.ones_like(batch.y, dtype=torch.bool)
 
         def value(logits: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class GAIRAT(Method):
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, values = perturbation or self.perturb(model, batch, step)
+        delta, values = perturbation or self.perturb(model, batch, state, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)

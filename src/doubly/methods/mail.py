@@ -66,7 +66,7 @@ class MAIL(Method):
                 raise UsageError(f"attack_on kl is TRADES's, got form {self.form}: use cross_entropy, or form trades")
             self.attack.check_divergence()
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         attack = self.attack.maximize_divergence if self.attack_on == "kl" else self.attack
         return Perturbation(attack(model, batch.x, batch.y, step.generator("attack")))
 
@@ -83,7 +83,7 @@ class MAIL(Method):
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, _ = perturbation or self.perturb(model, batch, step)
+        delta, _ = perturbation or self.perturb(model, batch, state, step)
         logits = clean = model(batch.x + delta)
         check_logits(logits, batch.y)
         weighted = step.progress >= self.burn_in

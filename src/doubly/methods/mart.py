@@ -37,13 +37,13 @@ class MART(Method):
     def __post_init__(self) -> None:
         MartLoss(self.beta)
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, _ = perturbation or self.perturb(model, batch, step)
+        delta, _ = perturbation or self.perturb(model, batch, state, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = MartLoss(self.beta, self.detached)(logits, batch.y, clean_logits(model, batch.x))

@@ -55,20 +55,27 @@ class Method:
 
     def scaled(self, factor: float) -> Self:
         """Return the same method with `factor` times the attack's radius, for a warm-up of epsilon."""
-        if self.attack is None:
-            return self
-        return replace(self, attack=self.attack.scaled(factor))  # type: ignore[type-var]
+        return self if self.attack is None else self.with_attack(self.attack.scaled(factor))
+
+    def with_attack(self, attack: Attack) -> Self:
+        """Return the same method with another attack inside.
+
+        Raises:
+            TypeError: If the method has no attack.
+        """
+        return replace(self, attack=attack)  # type: ignore[type-var]  # subclasses are dataclasses
 
     def costliest(self) -> Self:
         """Return the method at its greatest cost per step, for estimates; FAT's attacks then never stop early."""
         return self
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation | None:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation | None:
         """Attack the batch.
 
         Args:
             model: The network, in training mode.
             batch: The images.
+            state: What the previous objective, or `init`, returned.
             step: Where training stands.
 
         Returns:
@@ -139,7 +146,7 @@ class Method:
             The objective of each part; their losses, weighted by the number of images, add up to that of the batch.
         """
         if perturbations is None:
-            perturbations = perturb_parts(self, model, parts, steps)
+            perturbations = perturb_parts(self, model, parts, state, steps)
         if len(parts) > 1:
             steps = self._with_shared_values(model, parts, state, steps, perturbations)
         for part, step, perturbation in zip(parts, steps, perturbations, strict=True):
@@ -170,13 +177,13 @@ class Method:
 
 
 def perturb_parts(
-    method: Method, model: nn.Module, parts: Sequence[Batch], steps: Sequence[TrainStep]
+    method: Method, model: nn.Module, parts: Sequence[Batch], state: State, steps: Sequence[TrainStep]
 ) -> list[Perturbation | None]:
     """Attack each part of a batch, with the random numbers of its step."""
     perturbations = []
     for part, step in zip(parts, steps, strict=True):
         with step.network_rng():
-            perturbations.append(method.perturb(model, part, step))
+            perturbations.append(method.perturb(model, part, state, step))
     return perturbations
 
 

@@ -39,14 +39,14 @@ class TRADES(Method):
         if self.attack_on == "kl":
             self.attack.check_divergence()
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         attack = self.attack.maximize_divergence if self.attack_on == "kl" else self.attack
         return Perturbation(attack(model, batch.x, batch.y, step.generator("attack")))
 
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, _ = perturbation or self.perturb(model, batch, step)
+        delta, _ = perturbation or self.perturb(model, batch, state, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = TradesLoss(self.beta)(logits, batch.y, clean_logits(model, batch.x))

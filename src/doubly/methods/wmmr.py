@@ -50,7 +50,7 @@ class WMMR(Method):
                 "use CrossEntropy for the attack and the model, got LogitMargin"
             )
 
-    def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         def weighted(logits: Tensor) -> Tensor:
             return self.weights(logits, batch.y) * self.attack.loss(logits, batch.y)
 
@@ -67,7 +67,7 @@ class WMMR(Method):
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
     ) -> Objective:
-        delta, _ = perturbation or self.perturb(model, batch, step)
+        delta, _ = perturbation or self.perturb(model, batch, state, step)
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
         losses = self.loss(logits, batch.y)
