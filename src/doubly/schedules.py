@@ -22,7 +22,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same value throughout training."""
+    """A value that stays the same throughout training."""
 
     value: float = 0.1
 

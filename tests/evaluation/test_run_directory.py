@@ -73,13 +73,13 @@ def test_checkpoint_threat_and_folder_can_be_chosen(trained, tmp_path):
     path, callback = trained[0], Closed()
     settings = {"config": EvalConfig(output=tmp_path, images=20, trust=False), "device": "cpu"}
     before = RunDir(path).evaluation.read_bytes() if RunDir(path).evaluation.exists() else None
-    found = evaluate_run(path, which="best", threat=L2Ball(0.2), attacks=["pgd"], callbacks=[callback], **settings)
+    found = evaluate_run(path, checkpoint="best", threat=L2Ball(0.2), attacks=["pgd"], callbacks=[callback], **settings)
     assert found.protocol["checkpoint"] == "best" and found.protocol["attack"]["threat"]["kind"] == "threat.l2"
     assert found.n == read_json(tmp_path / "evaluation.json")["n"] == 20 and callback.count == 1
     assert before is None or RunDir(path).evaluation.read_bytes() == before
     for call, message in (
         (lambda: evaluate_run(tmp_path), "no run directory"),
-        (lambda: evaluate_run(path, which="first"), r"no checkpoint 'first' \(there are: best, last\)"),
+        (lambda: evaluate_run(path, checkpoint="first"), r"no checkpoint 'first' \(there are: best, last\)"),
         (lambda: evaluate_run(path, device="nowhere"), "device 'nowhere' is not available"),
         (lambda: evaluate_run(path, attacks=["fab"]), "no attack 'fab'"),
     ):

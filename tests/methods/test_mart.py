@@ -85,7 +85,7 @@ def test_beta_zero_is_at_plus_a_term_for_the_runner_up_class():
 def test_the_divergence_counts_most_where_the_clean_image_is_misclassified():
     clean = torch.tensor([[4.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
     attacked = torch.zeros(2, 2).double()
-    right, wrong = MartLoss(1.0).parts(attacked, torch.tensor([0, 0]), clean).rest.tolist()
+    right, wrong = MartLoss(1.0).parts(attacked, torch.tensor([0, 0]), clean).unweighted.tolist()
     share = 1 / (1 + math.exp(-4))
     divergence = share * math.log(2 * share) + (1 - share) * math.log(2 * (1 - share))
     assert right == pytest.approx(divergence * (1.0000001 - share))

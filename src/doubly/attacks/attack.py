@@ -31,6 +31,10 @@ class Attack:
 
         Returns:
             The perturbations, of the shape of `x`.
+
+        Raises:
+            UsageError: If images, labels and logits do not fit each other.
+            NonFiniteError: If the network returns NaN or infinity.
         """
         raise NotImplementedError
 
@@ -40,6 +44,9 @@ class Attack:
 
         Args:
             reference: The PGD attack of the evaluation, whose threat, and settings where they apply, are taken over.
+
+        Returns:
+            The attack within the threat of `reference`.
         """
         return cls(threat=reference.threat)  # type: ignore[call-arg]  # a field of every subclass
 

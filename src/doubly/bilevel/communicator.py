@@ -1,4 +1,4 @@
-"""What `minimize` needs of the processes that work on one problem together."""
+"""The protocol by which `minimize` talks to the other processes that work on the same problem."""
 
 from collections.abc import Iterable
 from typing import Protocol

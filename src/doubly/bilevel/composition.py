@@ -192,8 +192,8 @@ class LogMeanExp:
         ordered = scaled.sort(descending=True).values
         counts = torch.arange(len(ordered), device=ordered.device, dtype=ordered.dtype)  # k, at the cap
         mass_left = len(ordered) - counts * self.cap
-        rest = ordered.flip(0).logcumsumexp(0).flip(0)
-        candidates = rest - mass_left.clamp_min(torch.finfo(ordered.dtype).tiny).log()
+        uncapped = ordered.flip(0).logcumsumexp(0).flip(0)
+        candidates = uncapped - mass_left.clamp_min(torch.finfo(ordered.dtype).tiny).log()
         # The smallest k whose largest uncapped sample stays below the cap. At k * cap = B the others have no mass left.
         fits = (mass_left > 0) & (ordered - candidates <= log(self.cap))
         largest_k = (mass_left > 0).sum() - 1

@@ -23,7 +23,7 @@ MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 class Step(NamedTuple):
-    """What the callback of `minimize` receives after each step.
+    """State after one step of `minimize`, as its callback receives it.
 
     Attributes:
         number: Number of the step, from 0.
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What `minimize` returns.
+    """The outcome of `minimize`.
 
     Attributes:
         theta: The object that was passed in, changed in place.

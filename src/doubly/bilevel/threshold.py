@@ -149,8 +149,8 @@ class ChiSquare:
         # Detached: the gradient of a maximum is that at its maximizer, held fixed.
         weights = self._weights(losses, threshold).detach()
         # The weights have mean 1, so the threshold can be added last: a common part of the losses costs no digits.
-        rest = weights * (losses - threshold) - self.r / 2 * (weights - 1).square()
-        return (threshold + rest.mean()).to(values.dtype)
+        excess = weights * (losses - threshold) - self.r / 2 * (weights - 1).square()
+        return (threshold + excess.mean()).to(values.dtype)
 
     def estimate(self, state: State) -> Tensor:
         """Return the threshold t, ()."""

@@ -178,11 +178,11 @@ def imbalance(arguments: list[str], out: Console) -> None:
     imbalances = [IMBALANCES[options.profile](ratio, options.seed) for ratio in options.ratio]
     source = run_for_source(options.name, options.data_root, changes).data
     train = load_splits(source).train
-    subsets = [train.subset(each.keep(train.y, len(train.classes))) for each in imbalances]  # all before any is written
+    subsets = [train.subset(rule.keep(train.y, len(train.classes))) for rule in imbalances]  # all before any is written
     options.output.mkdir(parents=True, exist_ok=True)
-    for each, subset in zip(imbalances, subsets, strict=True):
-        path = options.output / f"{options.name}-{options.profile}-{each.ratio!r}-s{options.seed}.json"
-        write_json(path, selection_file(subset, {"dataset": to_json(source.source), "imbalance": to_json(each)}))
+    for rule, subset in zip(imbalances, subsets, strict=True):
+        path = options.output / f"{options.name}-{options.profile}-{rule.ratio!r}-s{options.seed}.json"
+        write_json(path, selection_file(subset, {"dataset": to_json(source.source), "imbalance": to_json(rule)}))
         counts = " ".join(map(str, subset.counts().tolist()))
         print_line(out, f"{path}: {len(subset):,} of {len(train):,} images are kept, by class {counts}")
 

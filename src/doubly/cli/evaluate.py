@@ -77,7 +77,7 @@ class EvaluateOptions:
 
     @property
     def attack_names(self) -> tuple[str, ...]:
-        """All attacks, AutoAttack included."""
+        """Names of all attacks, AutoAttack included."""
         ensemble = ("autoattack",) if self.autoattack else ("quick",) if self.quick else ()
         return (*self.attacks, *ensemble)
 
@@ -157,7 +157,7 @@ def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback)
     threat = _threat(options, trained_threat)
     result = evaluate_run(
         directory,
-        which=options.checkpoint,
+        checkpoint=options.checkpoint,
         architecture=UserModel(options.model) if options.model else None,
         device=options.device,
         attacks=options.attack_names,

@@ -1,4 +1,4 @@
-"""Which data a run reads: the dataset and what is done to its training images."""
+"""The data of a run: the dataset, and what is done to its training images."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,11 @@ from doubly.errors import UsageError
 
 @dataclass(frozen=True)
 class Data:
-    """The dataset of a run, and what is done to its training images."""
+    """The dataset of a run, and what is done to its training images.
+
+    Raises:
+        UsageError: If a number is out of range.
+    """
 
     source: DataSource
     """the dataset"""

@@ -17,7 +17,7 @@ from doubly.version import __version__
 TIMEOUT = timedelta(minutes=30)  # for a process that is silent; with gloo, one that ends is noticed at once
 CONNECT_TIMEOUT = timedelta(seconds=5)
 
-_meetings = 0  # process groups that this process has been part of
+_rendezvous_count = 0  # of this process; every process of a job counts alike, so that all use the same key
 
 
 def launched() -> tuple[int, int]:
@@ -42,8 +42,8 @@ def job_id() -> str:
 
 def was_restarted(communicator: Communicator) -> bool:
     """Return whether torchrun restarted any process of this job; their own counters may differ."""
-    own = "yes" if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else ""
-    return any(communicator.all_gather_text(own))
+    restarted = "yes" if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else ""
+    return any(communicator.all_gather_text(restarted))
 
 
 def local_rank() -> int:
@@ -108,10 +108,10 @@ def _rendezvous(rank: int, world_size: int, backend: str, timeout: timedelta) ->
     opens a new store and publishes its port in torchrun's. A port found there may be that of an earlier, closed store:
     then the process looks again.
     """
-    global _meetings
-    _meetings += 1
+    global _rendezvous_count
+    _rendezvous_count += 1
     published, _, _ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-    key, host = f"doubly, meeting {_meetings}", os.environ["MASTER_ADDR"]
+    key, host = f"doubly, meeting {_rendezvous_count}", os.environ["MASTER_ADDR"]
     if rank == 0:
         store = dist.TCPStore(host, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
         published.set(key, str(store.port))

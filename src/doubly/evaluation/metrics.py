@@ -94,14 +94,14 @@ def confusion(predictions: Ints, y: Ints, classes: int) -> npt.NDArray[np.int64]
 
 def distinct_names(names: Sequence[str]) -> list[str]:
     """Return the names, with the class index added where several classes have the same."""
-    taken = {name for name in names if names.count(name) == 1}
+    used = {name for name in names if names.count(name) == 1}
     result = []
     for index, name in enumerate(names):
         if names.count(name) > 1:
             name = f"{name} ({index})"
-            while name in taken:
+            while name in used:
                 name += "'"
-            taken.add(name)
+            used.add(name)
         result.append(name)
     return result
 

@@ -27,7 +27,7 @@ from doubly.evaluation.metrics import (
 from doubly.evaluation.weights import KLWeights, Normalization
 
 NOT_ATTACKED = -1  # prediction of a sample that an attack was not run on
-ENSEMBLES = ("autoattack", "apgd", "autoattack_in_part")  # names of AutoAttack's predictions
+ENSEMBLE_PREDICTIONS = ("autoattack", "apgd", "autoattack_in_part")  # names of AutoAttack's predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ class EvalResult:
     @property
     def ensemble(self) -> str | None:
         """Name of the predictions under AutoAttack or a part of it; None if it was not run."""
-        return next((name for name in ENSEMBLES if name in self.predictions), None)
+        return next((name for name in ENSEMBLE_PREDICTIONS if name in self.predictions), None)
 
     @cached_property
     def names(self) -> list[str]:

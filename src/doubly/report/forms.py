@@ -101,14 +101,14 @@ def latex(table: Table) -> str:
 def _width(table: Table) -> int:
     """Return the number of characters that the table needs in a row of the terminal."""
     words = [max(map(len, column.title.split())) for column in table.columns]
-    cells = [max((len(row[place].text) for row in table.rows), default=0) for place in range(len(words))]
+    cells = [max((len(row[index].text) for row in table.rows), default=0) for index in range(len(words))]
     return 1 + sum(3 + max(pair) for pair in zip(words, cells, strict=True))
 
 
 def _without_optional(table: Table) -> Table:
-    places = [place for place, column in enumerate(table.columns) if not column.optional]
-    rows = tuple(tuple(row[place] for place in places) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[place] for place in places), rows=rows)
+    indices = [index for index, column in enumerate(table.columns) if not column.optional]
+    rows = tuple(tuple(row[index] for index in indices) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[index] for index in indices), rows=rows)
 
 
 def _values(name: str, cell: Cell) -> list[tuple[str, object]]:

@@ -47,7 +47,7 @@ class Section:
 
     @property
     def explanations(self) -> dict[str, str]:
-        """What each column of the table is."""
+        """The explanation of each column of the table."""
         columns = [column.name for column in self.table.columns]
         explanations = {metric.label: metric.explanation for metric in METRICS.values()} | COSTS
         return {name: explanations[name] for name in columns if name in explanations}
@@ -69,7 +69,7 @@ class Section:
 
     @property
     def protocol(self) -> dict[str, str]:
-        """Every setting of the evaluation."""
+        """All settings of the evaluation."""
         settings = {
             key: format_radius(value) if isinstance(value, float) and key.endswith(RADII) else format_value(value)
             for key, value in flatten(self.comparison.protocol).items()

@@ -1,4 +1,4 @@
-"""How an evaluation was made, in words: the settings that a number needs beside it."""
+"""The protocol of an evaluation in words: the settings that a number needs beside it."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -51,13 +51,13 @@ def attack_name(protocol: Mapping[str, Any]) -> str:
 def describe(protocol: Mapping[str, Any]) -> str:
     """Return one line: the attack in words, then in brackets every setting that the words leave out."""
     flat = flatten(protocol)
-    rest = [
+    unsaid = [
         describe_setting(key, value)
         for key, value in flat.items()
         if key not in IN_WORDS and value is not None and DEFAULTS.get(key) != value
     ]
     words = ", ".join([attack_name(protocol), *_words(flat)])
-    return f"{words} ({', '.join(rest)})" if rest else words
+    return f"{words} ({', '.join(unsaid)})" if unsaid else words
 
 
 def describe_setting(key: str, value: object) -> str:

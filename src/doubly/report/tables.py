@@ -115,7 +115,7 @@ def layouts(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Comparison
         for scale in ("", ".small"):
             names = {f"{setting}{scale}": name for setting, name in parts.items()}
             by_name = {name: [c for c in comparisons if c.setting == setting] for setting, name in names.items()}
-            sides = {name: same[0] for name, same in by_name.items() if len(same) == 1}
+            sides = {name: matches[0] for name, matches in by_name.items() if len(matches) == 1}
             if len(sides) == len(parts) or len(sides) > 1:
                 result[title + ", small scale" * bool(scale)] = sides
     return result

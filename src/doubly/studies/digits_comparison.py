@@ -1,4 +1,4 @@
-"""Every method on digits under one protocol: the same small search, the same five folds, one table.
+"""Comparison of all methods on digits under one protocol: the same small search, five folds and table.
 
 `doubly reproduce digits` runs it and can be stopped and resumed; it ends in results.json and a page of tables.
 """

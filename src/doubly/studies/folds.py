@@ -98,11 +98,11 @@ def compare_rows(rows: Sequence[StudyRow], output: Path, failures: Mapping[Path,
     """
     differences = []
     for table in dict.fromkeys(row.table for row in rows):
-        baseline, *others = [row for row in rows if row.table == table]
+        baseline, *compared = [row for row in rows if row.table == table]
         if baseline.errors(output, failures):
             continue
         y, expected = _pooled(baseline, output)
-        for row in others:
+        for row in compared:
             if row.errors(output, failures):
                 continue
             _, correct = _pooled(row, output)

@@ -40,12 +40,12 @@ class PlannedStudy:
 
     @cached_property
     def unfinished(self) -> list[Job]:
-        """The jobs that were not done when this was first asked."""
+        """The jobs that were not done when this was first read."""
         return [job for job in self.jobs if not job.is_done]
 
     @property
     def local_processes(self) -> int:
-        """How many jobs run at a time on this machine."""
+        """Number of jobs that run at a time on this machine."""
         return self.processes or DEFAULT_PROCESSES
 
     @property

@@ -22,7 +22,7 @@ DEFAULT_HOLDOUT = 0.1  # share of the data that is held out if there are no test
 
 
 class Trained(NamedTuple):
-    """What `train` returns.
+    """The outcome of `train`.
 
     Attributes:
         model: The network that was handed in, or its average if the run kept an EMA.
@@ -62,7 +62,8 @@ def train(
         holdout: Share of the data that is held out, which may choose the best epoch.
         augment: Random changes of each batch.
         imbalance: Which training images are kept.
-        optimizer: `SGD(…)`, `AdamW(…)`, or a function from a list of parameters to a torch optimizer.
+        optimizer: `SGD(…)`, `Adam(…)` or `AdamW(…)` of `doubly.config`, or a function from a list of parameters to a
+            torch optimizer, such as `torch.optim.RMSprop`. By default `SGD()`.
         callbacks: Listeners, such as `TensorBoard(folder)`.
         **settings: Further fields of `Run`: epochs, batch_size, seed, validation, ema_decay, device, …
 

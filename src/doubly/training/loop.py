@@ -23,7 +23,7 @@ from doubly.types import Batch
 
 
 class TrainResult(NamedTuple):
-    """What training returns: the network (averaged if the run keeps an EMA), and the metrics of the epochs trained."""
+    """The trained network (averaged if the run keeps an EMA), and the metrics of the epochs that were trained."""
 
     model: nn.Module
     rows: list[dict[str, Any]]
@@ -48,7 +48,10 @@ def train_run(
         splits: Images handed in from Python; read as the configuration says if None.
         resume: Whether a run in `output` is continued.
         callbacks: Listeners, called on the first process.
-        stop: Asked after each step whether to save and stop.
+        stop: Called after each step; True means to save and stop.
+
+    Returns:
+        The trained network, and the metrics of the epochs that this call trained.
 
     Raises:
         UsageError: If something does not fit; the message says what to do.
@@ -64,7 +67,7 @@ def train_run(
             while state.epoch < run.epochs:
                 train_epoch(state, writer, callback, stop)
                 rows.append(finish_epoch(state, writer, callback))
-        communicator.barrier()  # nobody continues before the last checkpoint is complete
+        communicator.barrier()  # no process continues before the last checkpoint is complete
         return TrainResult(state.evaluated_model, rows)
 
 
@@ -85,8 +88,8 @@ def train_epoch(state: TrainState, writer: RunWriter, callback: Callback, stop: 
             raise Interrupted(f"stopped at epoch {state.epoch}, step {state.step}")
 
 
-def train_step(state: TrainState, batch: Batch, wishes: Callable[[], tuple[bool, bool]]) -> list[bool]:
-    """Take one optimizer step; return for each wish whether any process has it."""
+def train_step(state: TrainState, batch: Batch, read_flags: Callable[[], tuple[bool, bool]]) -> list[bool]:
+    """Take one optimizer step; return for each flag whether any process has set it."""
     run, step = state.run, state.train_step(len(batch.y))
     run.optimizer.set_learning_rate(state.optimizer, step.progress)
     with counted_passes(state.model, len(batch.y)) if state.step == 0 else nullcontext() as passes:
@@ -101,9 +104,9 @@ def train_step(state: TrainState, batch: Batch, wishes: Callable[[], tuple[bool,
             context=state.compute_context,
             backward=state.precision.backward,
         )
-    agreed = state.communicator.average_gradients(state.model.parameters(), state.local_statistics, wishes())
+    flags = state.communicator.average_gradients(state.model.parameters(), state.local_statistics, read_flags())
     state.apply(objective, batch, passes)  # checks are only in here: a process that left earlier would block the others
-    return agreed
+    return flags
 
 
 def finish_epoch(state: TrainState, writer: RunWriter, callback: Callback) -> dict[str, Any]:

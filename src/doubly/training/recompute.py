@@ -93,7 +93,7 @@ class _Original(nn.Module):
 
 
 class _Snapshot:
-    """What the first pass of a block depends on and somebody may change before the recomputation.
+    """State that the first pass of a block depends on, and that may change before the recomputation.
 
     Parameters: AWP substitutes others for the time of a pass. Buffers: after the pass, running statistics already
     contain this batch, so a recomputation gets copies. Modes: an attack or a clean pass may have changed them.

@@ -1,4 +1,4 @@
-"""From a Run to a state that can be trained: data, network, device, optimizer."""
+"""Set up a run: data, network, device and optimizer, and everything that must be checked before training."""
 
 import re
 import time
@@ -196,7 +196,10 @@ def check_model(model: nn.Module, images: Images) -> None:
             logits = model(x)
     except (RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason:.160})") from None
+        raise UsageError(
+            f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason:.160}): build it for images of this "
+            "size and number of channels"
+        ) from None
     check_scores(logits, y)
     if logits.shape[1] != len(images.classes):
         raise UsageError(

@@ -30,7 +30,7 @@ MIN_WARM_UP = 0.01  # of epsilon: an attack of radius 0 is none
 
 @dataclass(frozen=True)
 class TrainData:
-    """What training works on.
+    """The images of a run.
 
     Attributes:
         train: Training images.
@@ -184,8 +184,8 @@ class TrainState:
         with torch.no_grad():
             for mean, value in zip(self.ema.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(value, 1 - decay)
-            for kept, buffer in zip(self.ema.buffers(), self.model.buffers(), strict=True):
-                kept.copy_(buffer)
+            for averaged, buffer in zip(self.ema.buffers(), self.model.buffers(), strict=True):
+                averaged.copy_(buffer)
 
     @cached_property
     def data_fingerprint(self) -> str:

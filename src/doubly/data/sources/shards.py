@@ -88,14 +88,14 @@ def _write(folder: Path, chunks: Iterable[NDArray[np.uint8]]) -> None:
 
 
 def _write_shards(folder: Path, chunks: Iterable[NDArray[np.uint8]]) -> None:
-    rest: NDArray[np.uint8] | None = None
+    pending: NDArray[np.uint8] | None = None
     number = 0
     for chunk in chunks:
-        rest = chunk if rest is None else np.concatenate([rest, chunk])
-        size = max(1, MAX_SHARD_BYTES // rest[0].size)
-        while len(rest) >= size:
-            rest[:size].tofile(folder / f"{number:05d}.bin")
-            rest, number = rest[size:], number + 1
+        pending = chunk if pending is None else np.concatenate([pending, chunk])
+        size = max(1, MAX_SHARD_BYTES // pending[0].size)
+        while len(pending) >= size:
+            pending[:size].tofile(folder / f"{number:05d}.bin")
+            pending, number = pending[size:], number + 1
         (folder / "shape").write_text(" ".join(map(str, chunk.shape[1:])), "ascii")
-    if rest is not None and len(rest):
-        rest.tofile(folder / f"{number:05d}.bin")
+    if pending is not None and len(pending):
+        pending.tofile(folder / f"{number:05d}.bin")

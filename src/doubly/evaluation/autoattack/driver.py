@@ -43,7 +43,7 @@ class Network(NamedTuple):
 
 
 class AttackedRows(NamedTuple):
-    """What one attack found in a chunk.
+    """Result of one attack on the images of a chunk.
 
     Attributes:
         record: Its part of the chunk's state, as the file keeps it.

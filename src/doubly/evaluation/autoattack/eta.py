@@ -1,4 +1,4 @@
-"""How long AutoAttack will still take. Work is counted in forward passes of one image; a gradient counts as three."""
+"""The remaining time of AutoAttack. Work is counted in forward passes of one image; a gradient counts as three."""
 
 import time
 from collections.abc import Callable, Sequence
