@@ -12,7 +12,7 @@ class Schedule:
     """A value over training; a subclass is a frozen dataclass."""
 
     def at(self, progress: float) -> float:
-        """Return the value at a share of training in [0, 1)."""
+        """Return the value at a share `progress` of training, in [0, 1)."""
         raise NotImplementedError
 
     def values_taken(self) -> Sequence[float]:

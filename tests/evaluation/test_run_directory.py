@@ -19,7 +19,7 @@ from doubly.methods import Standard
 from doubly.models import SmallCNN
 from doubly.recipes import recipe
 from doubly.rundir import RunDir, read_json, write_json
-from doubly.threat import L2Ball, LinfBall
+from doubly.threat import THREATS, L2Ball, LinfBall
 from doubly.training.loop import train_run
 
 PGD_2 = PGD(LinfBall(0.1), 2, SignStep(0.05))
@@ -96,6 +96,16 @@ def test_the_commands_evaluate_any_listed_attack_and_compare(trained, tmp_path, 
     assert "RA-fgsm" in capsys.readouterr().out
     assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two"), "--resamples", "5"]) == 0
     assert "+0.0 (+0.0, +0.0)" in capsys.readouterr().out
+
+
+def test_the_command_takes_any_threat_of_the_table(trained, tmp_path, capsys):
+    words = ["evaluate", str(trained[0]), "--images", "20", "--no-trust", "--attacks", "pgd", "--output", str(tmp_path)]
+    for name, kind in THREATS.items():
+        assert main([*words, "--threat", name, "--epsilon", "0.2"]) == 0
+        attack = read_json(tmp_path / "evaluation.json")["protocol"]["attack"]
+        assert attack["threat"]["kind"] == f"threat.{name}" and attack["threat"]["radius"] == kind(0.2).radius
+    assert main([*words, "--threat", "l7"]) == 2
+    assert "there is no threat 'l7'" in capsys.readouterr().err
 
 
 def test_an_evaluation_counts_if_it_has_what_is_asked_for(trained, tmp_path):

@@ -1,5 +1,6 @@
 """Optimizers by name: settings that build a torch optimizer."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from doubly.errors import UsageError
 from doubly.schedules import Cyclic, Schedule
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+FACTORY_EXAMPLE = "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
 
 
 class OptimizerConfig:
@@ -131,10 +133,35 @@ class InMemoryOptimizer(OptimizerConfig):
         optimizer = self.factory(list(parameters))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
-                f"optimizer must return a torch optimizer, got {type(optimizer).__name__}: write "
-                "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+                f"optimizer must return a torch optimizer, got {type(optimizer).__name__}: write {FACTORY_EXAMPLE}"
+            )
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UsageError(
+                f"{type(optimizer).__name__} computes the loss several times in a step, but training computes it once: "
+                "use an optimizer whose step needs no closure, such as SGD or Adam"
             )
         return optimizer
+
+
+def as_optimizer_config(optimizer: OptimizerConfig | Factory) -> OptimizerConfig:
+    """Return an optimizer handed in from Python as settings of a run.
+
+    Args:
+        optimizer: Settings, which are returned as they are; or a function from a list of parameters to a torch
+            optimizer.
+
+    Raises:
+        UsageError: If it is neither, such as an optimizer that was already made.
+    """
+    if isinstance(optimizer, OptimizerConfig):
+        return optimizer
+    if not callable(optimizer):
+        raise UsageError(
+            f"optimizer must be settings or a function, got {type(optimizer).__name__}: write {FACTORY_EXAMPLE}, or "
+            "optimizer=doubly.config.AdamW()"
+        )
+    return InMemoryOptimizer(optimizer)
 
 
 OPTIMIZERS: dict[str, type[OptimizerConfig]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}

@@ -14,9 +14,10 @@ from doubly.config.device import select_device
 from doubly.config.environment import command_line
 from doubly.config.run import Run
 from doubly.config.serialize import from_json
-from doubly.data import AnyImages, Images, Splits, as_images, load_splits
+from doubly.data import AnyImages, Images, as_images
 from doubly.data.holdout import holdout
-from doubly.distributed import Communicator, join_processes, on_rank_zero
+from doubly.data.splits import load_splits_once
+from doubly.distributed import Communicator, join_processes
 from doubly.errors import UsageError
 from doubly.evaluation.attacks import Attacks, reference_pgd, select_attacks, shared_threat
 from doubly.evaluation.config import EvalConfig
@@ -122,7 +123,7 @@ def evaluate_run(
     run = run if root is None else replace(run, data=replace(run.data, root=root))
     with join_processes() as communicator, _callback_of_first_process(callbacks, communicator) as callback:
         model, info = load_model_and_info(path, checkpoint, architecture)
-        splits = _load_splits(run, communicator)
+        splits = load_splits_once(run.data, communicator)
         pgd = run.validation.attack if threat is None else reference_pgd(threat)
         task = EvalTask(
             model.to(select_device(device, communicator)),
@@ -191,13 +192,6 @@ def _callback_of_first_process(callbacks: Iterable[Callback], communicator: Comm
         yield callback
     finally:
         callback.close()
-
-
-def _load_splits(run: Run, communicator: Communicator) -> Splits:
-    """Read the images of a run; the first process goes ahead, so that files are fetched and unpacked once."""
-    if communicator.world_size > 1:
-        on_rank_zero(communicator, lambda: load_splits(run.data), patient=True)
-    return load_splits(run.data)
 
 
 def _held_out(run: Run, train: Images) -> Images | None:

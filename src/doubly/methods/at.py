@@ -19,7 +19,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class AT(Method):
-    """Adversarial training: the mean loss at attacked images, mean loss(x + delta)."""
+    """Adversarial training: the mean loss at attacked images, mean loss(x + delta).
+
+    Raises:
+        UsageError: From `init`, if `balance` needs the number of images per class and they are missing.
+    """
 
     attack: Attack = field(default_factory=PGD)
     """how delta is found"""

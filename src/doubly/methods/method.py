@@ -50,6 +50,9 @@ class Method:
 
         Args:
             state: What the last objective, or `init`, returned.
+
+        Returns:
+            One probability per class, (classes,), or None.
         """
         return None
 
@@ -89,6 +92,9 @@ class Method:
             state: What the previous objective, or `init`, returned.
             step: Where training stands.
             perturbation: What `perturb` returned.
+
+        Returns:
+            One row per sample, or a single row; None if nothing is shared.
         """
         return None
 
@@ -111,6 +117,10 @@ class Method:
 
         Returns:
             The loss to differentiate, what is recorded of each sample, and the new state.
+
+        Raises:
+            UsageError: If images, labels and logits do not fit each other.
+            NonFiniteError: If the network returns NaN or infinity.
         """
         raise NotImplementedError
 
@@ -183,7 +193,7 @@ def perturb_parts(
 def compute_objective(
     method: Method, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None
 ) -> Objective:
-    """Call `method.objective`, whose last parameter somebody's own method need not have."""
+    """Call `method.objective`; a method that attacks inside `objective` need not have its last parameter."""
     if perturbation is None:
         return method.objective(model, batch, state, step)
     return method.objective(model, batch, state, step, perturbation)

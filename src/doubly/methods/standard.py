@@ -16,7 +16,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class Standard(Method):
-    """Standard training: the mean loss at clean images, without an attack."""
+    """Standard training: the mean loss at clean images, without an attack.
+
+    Raises:
+        UsageError: If the loss compares attacked with clean images.
+    """
 
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized"""

@@ -104,12 +104,8 @@ class Section:
     def commands(self) -> list[str]:
         """The commands that trained and evaluated the runs and make this report, each once."""
         runs = self.comparison.runs
-        typed = [
-            command
-            for part in ("environment", "evaluation")
-            for run in runs
-            if (command := getattr(run, part).get("command"))
-        ]
+        records = [*(run.environment for run in runs), *(run.evaluation for run in runs)]
+        typed = [command for record in records if (command := record.get("command"))]
         folders = dict.fromkeys(str(run.path) for run in runs)
         return [*dict.fromkeys(map(_shell, typed)), shlex.join(["doubly", "report", *folders, "--output", "report"])]
 

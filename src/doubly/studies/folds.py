@@ -12,15 +12,16 @@ from doubly.config import Run
 from doubly.data import Digits
 from doubly.evaluation.intervals import average_accuracy, bootstrap_difference, tail_accuracy
 from doubly.jobs.job import CallbackFactory, Job
+from doubly.metric_names import METRICS
 from doubly.rundir import RunDir, read_json, read_metrics
 
 FOLDS = 5
 CLASSES = 10
-METRICS = ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30")
+METRIC_KEYS = ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30")
 COMPARED_METRICS = (
-    ("SA", "clean", average_accuracy),
-    ("RA-PGD", "pgd", average_accuracy),
-    ("RA-Tail-30", "pgd", tail_accuracy),
+    ("sa", "clean", average_accuracy),
+    ("ra_pgd", "pgd", average_accuracy),
+    ("ra_tail_30", "pgd", tail_accuracy),
 )
 
 
@@ -76,7 +77,7 @@ def summarize_row(row: StudyRow, output: Path, failures: Mapping[Path, str]) -> 
         # The hash of the data belongs to one fold.
         "protocol": {key: value for key, value in tests[0]["protocol"].items() if key != "data_sha256"},
         "n": len(y),
-        "per_fold": {key: [test[key] for test in tests] for key in METRICS},
+        "per_fold": {key: [test[key] for test in tests] for key in METRIC_KEYS},
         "worst_per_fold": [test["worst_class"]["ra_pgd"] for test in tests],
         "pooled_tail": tail_accuracy(correct["pgd"], y),
         "pooled_per_class": [float(correct["pgd"][y == k].mean()) for k in range(CLASSES)],
@@ -106,9 +107,10 @@ def compare_rows(rows: Sequence[StudyRow], output: Path, failures: Mapping[Path,
             if row.errors(output, failures):
                 continue
             _, correct = _pooled(row, output)
-            for name, attack, statistic in COMPARED_METRICS:
+            for key, attack, statistic in COMPARED_METRICS:
                 difference = bootstrap_difference(correct[attack], expected[attack], y, statistic)
-                differences.append({"table": table, "label": row.label, "metric": name, **difference._asdict()})
+                record = {"table": table, "label": row.label, "metric": METRICS[key].label}
+                differences.append(record | difference._asdict())
     return differences
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from doubly.callbacks import Callback
-from doubly.config.optimizers import Factory, InMemoryOptimizer, OptimizerConfig
+from doubly.config.optimizers import Factory, OptimizerConfig, as_optimizer_config
 from doubly.config.run import Run
 from doubly.config.user_code import InMemoryData, InMemoryModel
 from doubly.data import Augmentation, Balanced, Data, Imbalance, Splits, Unchanged
@@ -74,6 +74,8 @@ def train(
         UsageError: If something does not fit; the message says what to do.
         NonFiniteError: If a loss, gradient or weight is NaN or infinite.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the first argument is the network, an nn.Module, got {type(model).__name__}: build it first")
     if not isinstance(method, Method):
         raise UsageError(f"the third argument is the method, such as AT(), got {method!r:.60}: see doubly list methods")
     names = [f.name for f in fields(Run)]
@@ -84,7 +86,7 @@ def train(
     if test is None and share == 0:
         raise UsageError("nothing is left to measure on: pass test=…, or hold out a share of the data")
     if optimizer is not None:
-        settings["optimizer"] = optimizer if isinstance(optimizer, OptimizerConfig) else InMemoryOptimizer(optimizer)
+        settings["optimizer"] = as_optimizer_config(optimizer)
     run = Run(
         Data(InMemoryData(), imbalance or Balanced(), share, augment=augment or Unchanged()),
         InMemoryModel(),

@@ -41,7 +41,7 @@ class Box:
                 object.__setattr__(self, name, torch.tensor(float(getattr(self, name)), dtype=torch.float64))
 
     def project(self, delta: Tensor) -> Tensor:
-        """Return the nearest point of the box, (B, ...)."""
+        """Return the nearest point of the box, (B, ...); see `Constraint.project`."""
         return torch.clamp(delta, self.lower, self.upper)
 
     def at(self, fraction: Tensor) -> Tensor:

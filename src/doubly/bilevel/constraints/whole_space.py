@@ -12,7 +12,7 @@ class WholeSpace:
     """No constraint: every delta is allowed."""
 
     def project(self, delta: Tensor) -> Tensor:
-        """Return `delta` itself."""
+        """Return `delta` itself; see `Constraint.project`."""
         return delta
 
     def at(self, fraction: Tensor) -> Tensor:
@@ -20,5 +20,5 @@ class WholeSpace:
         return 2 * fraction - 1
 
     def face(self, delta: Tensor, slope: Tensor) -> Face:
-        """Return the whole space: nothing holds delta."""
+        """Return the whole space, in which delta can move freely; see `Constraint.face`."""
         return Face()
