@@ -110,7 +110,7 @@ def test_with_little_memory_the_same_is_found_as_with_much():
     assert messages == [] and 0 < expected.accuracy("autoattack_in_part") < expected.accuracy("clean") < 1
     for limit, error, fails_backward in ((7, cuda_error, True), (3, cpu_error, False)):
         found, messages = evaluated(LimitedNetwork(limit, error, fails_backward))
-        assert len(messages) == 1 and messages[0].startswith("out of memory with 10 images at a time: going on")
+        assert len(messages) == 1 and messages[0].startswith("out of memory with 10 images at a time: continuing")
         for name, predictions in expected.predictions.items():
             assert found.predictions[name].tolist() == predictions.tolist(), name
         for name, losses in expected.losses.items():

@@ -43,7 +43,7 @@ class Attack:
         """Return this kind of attack as an evaluation runs it.
 
         Args:
-            reference: The PGD attack of the evaluation, whose threat, and settings where they apply, are taken over.
+            reference: The PGD attack of the evaluation, whose threat is used, and its settings where they apply.
 
         Returns:
             The attack within the threat of `reference`.

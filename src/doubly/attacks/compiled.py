@@ -110,7 +110,7 @@ def compile_forward(model: nn.Module, x: Tensor, rows: int | None = None) -> tup
             pairs = list(zip(_outputs(compiled, x), _outputs(plain, x), strict=True))
         difference = max(_difference(ours, theirs) for ours, theirs in pairs)
         half = any(theirs.dtype.itemsize < 4 for _, theirs in pairs)
-    except Exception as error:  # whatever the compiler raises about somebody's network
+    except Exception as error:  # whatever the compiler raises about a network of the user
         return None, f"not compiled: {type(error).__name__}: {(str(error).splitlines() or [''])[0]:.120}"
     if not difference <= (HALF_TOLERANCE if half else TOLERANCE):
         return None, f"not compiled: the compiled network differs by {difference:.2g} from the network itself"

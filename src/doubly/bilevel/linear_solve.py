@@ -73,7 +73,7 @@ def _checked(v: Tensor, residual: Tensor, tolerance: float, remedy: str, concave
         residual: Their relative residuals, (B,).
         tolerance: Largest relative residual without a warning.
         remedy: What the user can do, for the message.
-        concave: Rows whose system was seen to have no positive curvature, (B,); they are warned about as well.
+        concave: Rows in which a direction without positive curvature was met, (B,); the warning covers them as well.
     """
     missed = ~(residual <= tolerance)  # true for NaN as well
     if concave is not None and concave.any():

@@ -91,8 +91,8 @@ def fetch(arguments: list[str], out: Console) -> None:
 @dataclass(frozen=True)
 class InspectOptions:
     """Print the classes of a dataset with their numbers of images, size and channel statistics, and draw some images
-    of each class. Of a recipe it shows what the recipe makes of its dataset. --set FIELD=JSON changes a field of the
-    dataset, as in --set size=32."""
+    of each class. For a recipe, it shows the training images that the recipe uses. --set FIELD=JSON changes a field of
+    the dataset, as in --set size=32."""
 
     name: Name
     """dataset, recipe, folder of class folders, or .npz or .safetensors file"""

@@ -50,7 +50,7 @@ class Communicator:
         return values
 
     def assemble(self, part: Tensor, start: int, total: int) -> Tensor:
-        """Return `total` rows, of which this process has those from `start` on and the others the rest."""
+        """Return `total` rows, of which this process passes those from `start` on, and the other processes the rest."""
         return part
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:

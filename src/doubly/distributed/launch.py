@@ -102,7 +102,7 @@ def _initialize(rank: int, world_size: int, timeout: timedelta) -> None:
 
 
 def _rendezvous(rank: int, world_size: int, backend: str, timeout: timedelta) -> None:
-    """Initialize the process group in a store of its own.
+    """Initialize the process group in a new store.
 
     torchrun's store outlives restarts and may hold the addresses of processes that are gone. So the first process
     opens a new store and publishes its port in torchrun's. A port found there may be that of an earlier, closed store:

@@ -144,8 +144,8 @@ def is_evaluated(path: Path, run: Run, attacks: Sequence[str], config: EvalConfi
     Args:
         path: The run directory.
         run: Its configuration.
-        attacks: Names of the attacks that are asked for.
-        config: Settings of the evaluation that is asked for.
+        attacks: Names of the requested attacks.
+        config: Settings of the requested evaluation.
 
     Returns:
         False also if there is no evaluation, or none that can be read.

@@ -24,7 +24,7 @@ Attacks = AnyAttack | Sequence[AnyAttack] | Mapping[str, Attack | AutoAttack | C
 
 
 class SelectedAttacks(NamedTuple):
-    """The attacks of an evaluation: those that return a perturbation, by name, and AutoAttack if asked for."""
+    """The attacks of an evaluation: those that return a perturbation, by name, and AutoAttack if requested."""
 
     attacks: dict[str, Attack]
     ensemble: AutoAttack | None
@@ -79,7 +79,7 @@ def select_attacks(attacks: Attacks, reference: PGD, seed: int = 0) -> SelectedA
         The attacks by name, in the order given, and AutoAttack.
 
     Raises:
-        UsageError: If a name is unknown or taken, or something is not an attack.
+        UsageError: If a name is unknown or used twice, or something is not an attack.
     """
     plain: dict[str, Attack] = {}
     ensemble: AutoAttack | None = None
@@ -97,7 +97,10 @@ def select_attacks(attacks: Attacks, reference: PGD, seed: int = 0) -> SelectedA
 
 
 def describe_attacks(attacks: Mapping[str, Attack]) -> dict[str, Any]:
-    """Return the attacks for the protocol: pgd as `attack`, others unless they follow from it."""
+    """Return the attacks as the protocol records them: pgd under `attack`, the others under `attacks`.
+
+    margin is left out if it is pgd with the logit margin as its loss, as it is by default.
+    """
     pgd = attacks.get("pgd")
     implied = replace(pgd, loss=LogitMargin()) if isinstance(pgd, PGD) else None
     further = {
@@ -122,7 +125,7 @@ def _describe(attack: Attack) -> Any:
     try:
         if is_dataclass(attack):
             return json.loads(json.dumps(to_json(attack)))
-    except (UsageError, TypeError):  # somebody's own
+    except (UsageError, TypeError):  # an attack of the user that has no JSON form
         pass
     shown = attack.function if isinstance(attack, FunctionAttack) else attack
     return {"kind": f"{type(shown).__module__}.{type(shown).__qualname__}", "is": f"{shown!r:.200}"}

@@ -37,7 +37,7 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
     Args:
         task: What is evaluated, and how.
         communicator: The processes.
-        callback: Told about the progress.
+        callback: Called as the evaluation proceeds.
 
     Raises:
         UsageError: If the network cannot be evaluated, settings do not fit each other, or files cannot be written.

@@ -134,7 +134,7 @@ class _Microbatch(NamedTuple):
     """Logits and attacked images of some rows of a chunk, on the CPU."""
 
     logits: Tensor  # (B, 1 + 2 * attacks, classes): clean, and of each attack its images, twice in different batches
-    attacked: tuple[Tensor, ...]  # images of each attack, (B, ...); none if nobody wants them
+    attacked: tuple[Tensor, ...]  # images of each attack, (B, ...); none if they are not kept
 
 
 class Predictor:

@@ -104,7 +104,7 @@ class EvalResult:
 
     @property
     def ra_aa(self) -> float:
-        """Accuracy under AutoAttack; UsageError unless all four attacks have run on every sample asked for."""
+        """Accuracy under AutoAttack; UsageError unless all four attacks have run on every requested sample."""
         if not self.autoattack_complete:
             raise UsageError('there is no RA-AA: evaluate with attacks=[…, "autoattack"], to the end')
         return self.accuracy("autoattack")

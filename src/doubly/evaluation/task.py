@@ -47,7 +47,7 @@ class Resources:
 
     Attributes:
         communicator: The processes that share the work.
-        callback: Told about the progress.
+        callback: Called as the evaluation proceeds.
         limit: How many images fit into memory at a time.
     """
 

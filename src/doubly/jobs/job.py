@@ -44,7 +44,7 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether the directory holds this run, trained and evaluated as asked for."""
+        """Whether the directory holds this run, trained and evaluated with these settings."""
         if not self.is_started:
             return False
         if self.evaluate is None:
@@ -85,7 +85,7 @@ class Job:
 
 
 class StopEvaluation(Callback):
-    """Ends an evaluation when asked to. AutoAttack takes hours; the next evaluation continues from its saved state."""
+    """Ends an evaluation on request. AutoAttack takes hours; the next evaluation continues from its saved state."""
 
     def __init__(self, stop: Callable[[], bool]) -> None:
         """Set the function that decides.

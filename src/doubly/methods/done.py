@@ -158,7 +158,7 @@ class DONE(Method):
             batch: The images.
             delta: A perturbation of each image.
             state: What the previous objective, or `init`, returned.
-            step: Where training stands.
+            step: The training step.
 
         Returns:
             The surrogate loss, the weights of the samples, and the new state.
@@ -193,10 +193,10 @@ class DONE(Method):
         return problem
 
     def _part(self, model: nn.Module, batch: Batch, delta: Tensor, step: TrainStep | None = None) -> Part:
-        """Return a microbatch for the first-order term; without `step` dropout goes on from torch's generators."""
+        """Return a microbatch for the first-order term; without `step` dropout draws from torch's global generators."""
         problem, dropout = self._problem(model, batch), rng_state()
 
-        def counted(delta: Tensor) -> Terms:
+        def seeded(delta: Tensor) -> Terms:
             if step is None:
                 return problem(delta)
             with step.network_rng():
@@ -204,10 +204,10 @@ class DONE(Method):
 
         def without_side_effects(delta: Tensor) -> Terms:
             with frozen_statistics(model), replay_rng(dropout):
-                return counted(delta)
+                return seeded(delta)
 
         inverse = self.attack.threat.box(batch.x).inverse_curvature(delta, self.damping)
-        return Part(counted, without_side_effects, delta, inverse)
+        return Part(seeded, without_side_effects, delta, inverse)
 
     def _first_order(self, model: nn.Module, parts: Sequence[Part], state: State, step: TrainStep) -> Direction:
         return cid_first_order_parts(

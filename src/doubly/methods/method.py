@@ -72,7 +72,7 @@ class Method:
         Args:
             model: The network, in training mode.
             batch: The images.
-            step: Where training stands.
+            step: The training step.
 
         Returns:
             What `objective` takes as `perturbation`; None for a method that attacks inside `objective`, or not at all.
@@ -90,7 +90,7 @@ class Method:
             model: The network, in training mode.
             batch: The images.
             state: What the previous objective, or `init`, returned.
-            step: Where training stands.
+            step: The training step.
             perturbation: What `perturb` returned.
 
         Returns:
@@ -112,7 +112,7 @@ class Method:
             model: The network, in training mode.
             batch: The images.
             state: What the previous objective, or `init`, returned.
-            step: Where training stands.
+            step: The training step.
             perturbation: What `perturb` returned; computed if not given.
 
         Returns:

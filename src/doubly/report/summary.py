@@ -1,4 +1,4 @@
-"""The main result of a comparison in a sentence, for somebody who does not read the table."""
+"""The main result of a comparison in a sentence, for readers who skip the table."""
 
 import math
 

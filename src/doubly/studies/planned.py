@@ -75,7 +75,7 @@ class PlannedStudy:
 
         Raises:
             UsageError: If data are missing, or the cluster cannot be used.
-            Interrupted: If a signal asked to stop.
+            Interrupted: If a signal came; the jobs that were running are saved.
         """
         _, errors = data_sizes(job.run for job in self.unfinished)
         if errors:

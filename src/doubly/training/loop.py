@@ -56,7 +56,7 @@ def train_run(
     Raises:
         UsageError: If something does not fit; the message says what to do.
         NonFiniteError: If a loss, gradient or weight is NaN or infinite.
-        Interrupted: If `stop` asked for it; the state is saved.
+        Interrupted: If `stop` returned True; the state is saved.
     """
     with join_processes() as communicator, ExitStack() as stack:
         callback = CallbackList(callbacks if communicator.is_first else ())
@@ -93,7 +93,7 @@ def train_step(state: TrainState, batch: Batch, read_flags: Callable[[], tuple[b
     run, step = state.run, state.train_step(len(batch.y))
     run.optimizer.set_learning_rate(state.optimizer, step.progress)
     with counted_passes(state.model, len(batch.y)) if state.step == 0 else nullcontext() as passes:
-        state.model.zero_grad()  # also of parameters that somebody's optimizer leaves out
+        state.model.zero_grad()  # also of parameters that an optimizer of the user leaves out
         objective = accumulate_gradient(
             state.warmed_up_method(step.progress),
             state.model,

@@ -80,7 +80,7 @@ class TrainState:
         return (self.epoch + step / self.steps_per_epoch) / self.run.epochs
 
     def train_step(self, count: int) -> TrainStep:
-        """Return where training stands, for a batch of `count` images of this process."""
+        """Return the current training step, for a batch of `count` images of this process."""
         return TrainStep(
             self.epoch,
             self.step,
@@ -138,7 +138,7 @@ class TrainState:
         if self.communicator.world_size == 1:
             return []
         layers = list(self.model.modules())
-        if self.run.batch_norm == "global":  # layers of somebody's own class could not be made global
+        if self.run.batch_norm == "global":  # layers of other classes could not be made global
             layers = [layer for layer in layers if isinstance(layer, _BatchNorm) and type(layer) is not GlobalBatchNorm]
         buffers = (buffer for layer in layers for buffer in layer.buffers(recurse=False))
         return [buffer for buffer in buffers if buffer.is_floating_point()]

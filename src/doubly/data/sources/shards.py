@@ -16,7 +16,7 @@ from doubly.data.mapped_pixels import MappedPixels
 from doubly.errors import UsageError
 
 MAX_SHARD_BYTES = 2**28
-MAX_UNUSED_DAYS = 30  # shards that nobody opened for longer are removed when others are written
+MAX_UNUSED_DAYS = 30  # shards that were not opened for longer are removed when others are written
 
 
 def open_shards(folder: Path, chunks: Iterable[NDArray[np.uint8]], count: int) -> MappedPixels:
@@ -36,7 +36,7 @@ def open_shards(folder: Path, chunks: Iterable[NDArray[np.uint8]], count: int) -
     if not folder.is_dir():
         _remove_unused(folder.parent)
         _write(folder, chunks)
-    with suppress(OSError):  # a read-only cache is cleared by whoever can write to it
+    with suppress(OSError):  # a read-only cache cannot be marked as used
         folder.touch()
     try:
         shape = tuple(int(word) for word in (folder / "shape").read_text("ascii").split())
@@ -56,7 +56,7 @@ def cache_key(parts: Iterable[object]) -> str:
 
 
 def _remove_unused(cache: Path) -> None:
-    """Remove shards that nobody opened for a long time; whoever needs them writes them again."""
+    """Remove shards that were not opened for a long time; they are written again when needed."""
     for shape in cache.glob("*/shape"):
         if time.time() - shape.parent.stat().st_mtime > MAX_UNUSED_DAYS * 86400:
             shutil.rmtree(shape.parent, ignore_errors=True)

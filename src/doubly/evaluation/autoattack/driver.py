@@ -63,7 +63,7 @@ class Driver:
         images: All images.
         attack: AutoAttack.
         files: Where the states of the chunks are kept.
-        progress: Told about every attack.
+        progress: Notified of every attack.
         chunk_size: Images per chunk.
         shard: (k, n): the chunks k, k + n, k + 2n, …
         max_examples: How many attacked images to keep.

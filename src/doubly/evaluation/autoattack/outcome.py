@@ -34,7 +34,7 @@ class Outcome:
         broken: Number of images that some attack has broken.
         chunks_done: Number of finished chunks.
         chunks: Number of chunks.
-        examples: Some of the images that an attack has broken, by their position, if asked for.
+        examples: Some of the images that an attack has broken, by their position, if requested.
     """
 
     predictions: Ints

@@ -86,7 +86,7 @@ class AutoAttackRunner:
             model: The network; it is left as it was found.
             images: The images.
             communicator: The processes that share the work.
-            callback: Told about the progress.
+            callback: Called as the evaluation proceeds.
             limit: How many images fit into memory at a time.
 
         Returns:
@@ -207,7 +207,7 @@ class AutoAttackRunner:
     def _choose_local_forward(
         self, model: nn.Module, x: Tensor, key: dict[str, Any], images: int, classes: int, callback: Callback
     ) -> ChosenForward:
-        """Compile the network if that is asked for or worth it; a run that was started is resumed as it was started."""
+        """Compile the network if requested or worthwhile; a run that was started is resumed as it was started."""
         started = self._started_compiled(key)
         if started is not None:
             files = self.files(key, started)
