@@ -31,7 +31,7 @@ class FAT(Method):
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized"""
     tau: Schedule = field(default_factory=lambda: Piecewise((0.0, 1.0, 2.0), (50 / 120, 90 / 120)))
-    """number of times that a sample may be misclassified before its attack stops; 0 to the number K of steps, K is AT"""
+    """number of times that a sample may be misclassified before its attack stops; from 0 to the steps K, which is AT"""
 
     def __post_init__(self) -> None:
         check_plain(self.loss, "FAT")

@@ -50,9 +50,6 @@ def train_run(
         callbacks: Listeners, called on the first process.
         stop: Called after each step; True means to save and stop.
 
-    Returns:
-        The trained network, and the metrics of the epochs that this call trained.
-
     Raises:
         UsageError: If something does not fit; the message says what to do.
         NonFiniteError: If a loss, gradient or weight is NaN or infinite.
