@@ -17,7 +17,7 @@ from doubly.report.pictures import Picture
 from doubly.report.protocol import flatten
 from doubly.report.run_result import RunResult
 from doubly.report.summary import summary_sentence
-from doubly.report.tables import COSTS, Cell, Column, Table, mean_cell
+from doubly.report.tables import COSTS, Cell, Column, Table, mean_cell, other_attack_metrics
 from doubly.text import escape_html, format_radius, format_value
 
 RADII = ("radius", "size", "epsilon")  # ends of names of settings that are printed as 8/255
@@ -49,7 +49,8 @@ class Section:
     def explanations(self) -> dict[str, str]:
         """The explanation of each column of the table."""
         columns = [column.name for column in self.table.columns]
-        explanations = {metric.label: metric.explanation for metric in METRICS.values()} | COSTS
+        metrics = [*METRICS.values(), *other_attack_metrics(self.comparison)]
+        explanations = {metric.label: metric.explanation for metric in metrics} | COSTS
         return {name: explanations[name] for name in columns if name in explanations}
 
     @property

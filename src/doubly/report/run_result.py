@@ -117,6 +117,11 @@ class RunResult:
         tail = self.evaluation.get("tail", {})
         return {f"tail.{key}": tail.get(key, default) for key, default in DEFAULT_TAIL.items()}
 
+    @property
+    def tail_attacks(self) -> list[str]:
+        """Names of the attacks that the evaluation gives a tail for."""
+        return [name for name in self.evaluation.get("tail", {}) if name not in DEFAULT_TAIL]
+
     def _mean(self, key: str) -> float:
         values = [row[key] for row in self.metrics if row.get(key) is not None]
         return statistics.fmean(values) if values else math.nan
