@@ -11,6 +11,9 @@ from doubly.errors import UsageError
 class Schedule:
     """A value over training; a subclass is a frozen dataclass."""
 
+    boundaries: tuple[float, ...] = ()
+    """shares of training at which the value jumps"""
+
     def at(self, progress: float) -> float:
         """Return the value at a share `progress` of training, in [0, 1)."""
         raise NotImplementedError

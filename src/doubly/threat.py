@@ -62,6 +62,9 @@ class Threat:
         Args:
             levels: Attacked images, rounded to whole gray levels.
             clean: The clean images in [0, 1].
+
+        Returns:
+            Whole gray levels inside the threat; unchanged where the threat cannot be kept exactly.
         """
         return levels
 

@@ -76,7 +76,7 @@ class TrainStep(NamedTuple):
         return BatchGenerator(seeding.generator(self.seed, self.epoch, self.step, purpose), self.rows)
 
     def network_rng(self) -> AbstractContextManager[None]:
-        """Seed torch's global generators inside, which dropout draws from, and restore the caller's afterwards."""
+        """Return a context in which torch's global generators, which dropout draws from, are seeded for this step."""
         purpose = "network" if self.stream == 0 else f"network/{self.stream}"
         return seeding.global_generators(seeding.derived_seed(self.seed, self.epoch, self.step, purpose))
 

@@ -45,7 +45,9 @@ class Solver(Protocol):
     """
 
     @property
-    def tolerance(self) -> float | None: ...
+    def tolerance(self) -> float | None:
+        """Largest relative residual without a warning."""
+        ...
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
         """Solve the systems.

@@ -137,7 +137,10 @@ class DONE(Method):
         steps: Sequence[TrainStep],
         perturbations: Sequence[Perturbation | None] | None = None,
     ) -> Iterator[Objective]:
-        """Yield an objective per part; with the first-order term, which is bounded for the batch, one for all."""
+        """Yield an objective per part; with the first-order term, which is bounded for the batch, one for all.
+
+        For arguments and results see `Method.microbatch_objectives`.
+        """
         if self.implicit != "first_order":
             yield from super().microbatch_objectives(model, parts, state, steps, perturbations)
             return

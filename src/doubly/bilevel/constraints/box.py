@@ -53,6 +53,9 @@ class Box:
 
         Args:
             generator: A generator of the CPU, so that the draws are the same on every device.
+
+        Returns:
+            The point, on the device of `lower`.
         """
         return self.at(torch.rand(self.lower.shape, generator=generator).to(self.lower))
 

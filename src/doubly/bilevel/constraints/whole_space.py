@@ -16,7 +16,7 @@ class WholeSpace:
         return delta
 
     def at(self, fraction: Tensor) -> Tensor:
-        """Map draws in [0, 1] to [-1, 1]; the whole space has no uniform distribution."""
+        """Return draws in [0, 1] as points in [-1, 1]; see `Constraint.at`. The space has no uniform distribution."""
         return 2 * fraction - 1
 
     def face(self, delta: Tensor, slope: Tensor) -> Face:
