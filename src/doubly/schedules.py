@@ -83,7 +83,7 @@ class Cyclic(Schedule):
 
     def __post_init__(self) -> None:
         if not 0 < self.turn < 1:
-            raise UsageError(f"a cyclic schedule turns inside (0, 1), got turn={self.turn}")
+            raise UsageError(f"a cyclic schedule turns inside (0, 1), got turn={self.turn}: give a share of training")
 
     def at(self, progress: float) -> float:
         return self.peak * min(progress / self.turn, (1 - progress) / (1 - self.turn))

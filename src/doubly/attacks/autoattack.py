@@ -53,9 +53,12 @@ class AutoAttack:
             )
         unknown = [part for part in self.parts if part not in STANDARD]
         if unknown or not self.parts or len(set(self.parts)) < len(self.parts):
-            raise UsageError(f"parts are some of {', '.join(STANDARD)}, each once, got {self.parts}")
+            raise UsageError(f"parts must be some of {', '.join(STANDARD)}, each once, got {self.parts}")
         if min(self.iterations, self.targets, self.queries) < 1:
-            raise UsageError("iterations, targets and queries are at least 1")
+            raise UsageError(
+                f"iterations, targets and queries must be at least 1, got {self.iterations}, {self.targets} and "
+                f"{self.queries}"
+            )
 
     @property
     def label(self) -> str:

@@ -127,7 +127,7 @@ def cid_first_order_parts(
             losses.
     """
     if not parts:
-        raise ValueError("parts must hold at least one microbatch")
+        raise ValueError("parts must hold at least one microbatch: pass the whole batch as one Part")
     parameters = [p for p in parameters if p.requires_grad]
     deltas = [part.delta.detach().requires_grad_() for part in parts]
     single = parts[0].problem(deltas[0]) if len(parts) == 1 else None  # needs no pass for the values alone

@@ -41,11 +41,11 @@ class OptimizerConfig:
 def _check(config: Any) -> None:
     """Refuse settings that no optimizer takes."""
     if not config.weight_decay >= 0:
-        raise UsageError(f"weight_decay is not negative, got {config.weight_decay}")
+        raise UsageError(f"weight_decay must not be negative, got {config.weight_decay}")
     if not all(config.lr.at(percent / 100) >= 0 for percent in range(100)):
-        raise UsageError(f"a learning rate is not negative, got {config.lr}")
+        raise UsageError(f"a learning rate must not be negative, got {config.lr}")
     if config.clip is not None and not config.clip > 0:
-        raise UsageError(f"clip is a length above 0, or none for no clipping, got {config.clip}")
+        raise UsageError(f"clip must be above 0, or none for no clipping, got {config.clip}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SGD(OptimizerConfig):
     def __post_init__(self) -> None:
         _check(self)
         if not 0 <= self.momentum < 1:
-            raise UsageError(f"momentum lies in [0, 1), got {self.momentum}")
+            raise UsageError(f"momentum must lie in [0, 1), got {self.momentum}")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
@@ -96,7 +96,7 @@ class Adam(OptimizerConfig):
     def __post_init__(self) -> None:
         _check(self)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UsageError(f"betas are two numbers in [0, 1), got {self.betas}")
+            raise UsageError(f"betas must be two numbers in [0, 1), got {self.betas}")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Adam(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)

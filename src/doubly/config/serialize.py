@@ -99,7 +99,7 @@ def from_json(value: Any, where: str = "config") -> Any:
             raise UsageError(f"{where} ({value['kind']}) has no field '{key}'{suggestion(key, known_fields)}")
     for name, field in known_fields.items():
         if name not in value and field.default is MISSING and field.default_factory is MISSING:
-            raise UsageError(f"{where} ({value['kind']}) lacks the field '{name}'")
+            raise UsageError(f"{where} ({value['kind']}) lacks the field '{name}': add it")
     return kind(**{key: _typed(item, hints[key], f"{where}.{key}") for key, item in value.items() if key != "kind"})
 
 
@@ -143,7 +143,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         return value
     node = from_json(value, where)
     if not isinstance(node, hint):
-        raise UsageError(f"{where} must be a {hint.__name__}, but {value['kind']} is none")
+        raise UsageError(f"{where} must be a {hint.__name__}, but {value['kind']} is not one: see `doubly list kinds`")
     return node
 
 
