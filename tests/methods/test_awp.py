@@ -302,3 +302,8 @@ def test_refusals():
         model[layer].weight.requires_grad_(False)
     with pytest.raises(UsageError, match="name them so"):
         objective(AWP(), model)
+
+
+def test_the_state_of_the_wrapped_method_is_recorded():
+    assert AWP(DONE()).recorded_state({"r": torch.tensor(3.0)}) == {"r": 3.0}
+    assert AWP(AT()).recorded_state({}) == AWP(DONE(divergence="cvar", cap=2.0)).recorded_state({}) == {}

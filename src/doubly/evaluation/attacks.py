@@ -127,8 +127,13 @@ def _describe(attack: Attack) -> Any:
             return json.loads(json.dumps(to_json(attack)))
     except (UsageError, TypeError):  # an attack of the user that has no JSON form
         pass
-    shown = attack.function if isinstance(attack, FunctionAttack) else attack
+    shown = _shown(attack)
     return {"kind": f"{type(shown).__module__}.{type(shown).__qualname__}", "is": f"{shown!r:.200}"}
+
+
+def _shown(attack: Attack) -> Any:
+    """Return what the user passed: the attack, or the function that it wraps."""
+    return attack.function if isinstance(attack, FunctionAttack) else attack
 
 
 def _by_name(name: str, reference: PGD, seed: int) -> Attack | AutoAttack:
@@ -165,8 +170,7 @@ def _check_name(name: str, selected: Mapping[str, Attack]) -> None:
 
 def _name_of(attack: Attack, selected: Mapping[str, Attack]) -> str:
     listed = {kind: name for name, kind in ATTACKS.items()}
-    shown = attack.function if isinstance(attack, FunctionAttack) else attack
-    name = listed.get(type(attack), type(shown).__name__.lower())
+    name = listed.get(type(attack), type(_shown(attack)).__name__.lower())
     if isinstance(attack, PGD) and attack.loss == LogitMargin():
         name = "margin"
     name = name if name.isidentifier() and name.isascii() else "attack"

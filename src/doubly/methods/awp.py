@@ -64,6 +64,9 @@ class AWP(Method):
     def sampling(self, state: State) -> Tensor | None:
         return self.method.sampling(state)
 
+    def recorded_state(self, state: State) -> dict[str, float]:
+        return self.method.recorded_state(state)
+
     def scaled(self, factor: float) -> Self:
         return replace(self, method=self.method.scaled(factor))
 

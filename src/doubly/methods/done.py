@@ -114,6 +114,9 @@ class DONE(Method):
             raise ValueError(f"divergence cvar needs a cap >= 1, its worst share being 1 / cap; got cap={self.cap}")
         return CVaR(1 / self.cap, self.eta)
 
+    def recorded_state(self, state: State) -> dict[str, float]:
+        return {} if self.divergence == "cvar" else {"r": float(state["r"])}
+
     def perturb(self, model: nn.Module, batch: Batch, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 

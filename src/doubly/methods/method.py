@@ -56,6 +56,17 @@ class Method:
         """
         return None
 
+    def recorded_state(self, state: State) -> dict[str, float]:
+        """Return numbers of the state that the row of metrics of an epoch records, such as DONE's temperature.
+
+        Args:
+            state: What the last objective of the epoch returned.
+
+        Returns:
+            The numbers by their key in metrics.jsonl.
+        """
+        return {}
+
     def scaled(self, factor: float) -> Self:
         """Return the same method with `factor` times the attack's radius, for a warm-up of epsilon."""
         if self.attack is None:

@@ -119,7 +119,7 @@ class TrainState:
             "seconds": self.seconds,
             "peak_memory": peak_memory(self.device),
         }
-        return row | ({"r": float(self.method_state["r"])} if "r" in self.method_state else {})
+        return row | self.run.method.recorded_state(self.method_state)
 
     def start_next_epoch(self) -> None:
         """Advance to the first step of the next epoch."""
