@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
 from doubly.config import Run
 from doubly.data import Digits
 from doubly.evaluation.intervals import average_accuracy, bootstrap_difference, tail_accuracy
 from doubly.jobs.job import CallbackFactory, Job
+from doubly.jobs.pool import run_jobs
+from doubly.jobs.search import Search, run_searches
 from doubly.metric_names import METRICS
 from doubly.rundir import RunDir, read_json, read_metrics
 
@@ -55,6 +58,22 @@ class StudyRow:
     def errors(self, output: Path, failures: Mapping[Path, str]) -> list[str]:
         """Return why folds of this row failed, given the failures of all jobs."""
         return [failures[job.output] for job in self.jobs(output) if job.output in failures]
+
+
+def run_named_searches(
+    searches: Mapping[str, Search], processes: int, console: Console, callbacks: tuple[CallbackFactory, ...]
+) -> dict[str, dict[str, Any]]:
+    """Run the searches of a study, and return their results by the name of the recipe; see `run_searches`."""
+    plans = [replace(search, callbacks=callbacks) for search in searches.values()]
+    return dict(zip(searches, run_searches(plans, processes, console), strict=True))
+
+
+def run_rows(
+    rows: Sequence[StudyRow], output: Path, processes: int, console: Console, callbacks: tuple[CallbackFactory, ...]
+) -> dict[Path, str]:
+    """Train and test the rows of a study on every fold, and return the failures; see `run_jobs`."""
+    console.print("2. the winners, retrained on all training images of each fold", highlight=False)
+    return run_jobs([job for row in rows for job in row.jobs(output, callbacks)], processes, console)
 
 
 def summarize_row(row: StudyRow, output: Path, failures: Mapping[Path, str]) -> dict[str, Any]:
