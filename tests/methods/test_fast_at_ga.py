@@ -77,5 +77,5 @@ def test_samples_without_a_gradient_do_not_count(monkeypatch):
 
 
 def test_a_negative_strength_is_refused():
-    with pytest.raises(UsageError, match="not negative"):
+    with pytest.raises(UsageError, match="must not be negative"):
         FastATGA(strength=-1.0)
