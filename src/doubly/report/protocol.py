@@ -71,7 +71,7 @@ def describe_setting(key: str, value: object) -> str:
 def _words(flat: Mapping[str, Any]) -> list[str]:
     """Return the parts of `ℓ∞, ε = 8/255, step ε/4, uniform start, 1 restart`."""
     radius, size = flat.get("attack.threat.radius"), flat.get("attack.rule.size")
-    words = [_ball(flat["attack.threat.kind"])] if "attack.threat.kind" in flat else []
+    words = [_ball(str(flat["attack.threat.kind"]))] if "attack.threat.kind" in flat else []
     words += [f"ε = {format_radius(radius)}"] if radius else []
     if size:
         share = Fraction(size / radius).limit_denominator(100) if radius else Fraction(0)
