@@ -14,7 +14,6 @@ import shutil
 import sys
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import dataset_writers as write
 from doubly.cli import VERBS, main
 from doubly.recipes import RECIPES
 from doubly.rundir import read_json
@@ -143,7 +143,6 @@ def unknown_flags(words):
 def prepared(tmp_path_factory, inline):
     """Make data in their original formats, a folder of images, a network with weights, and an evaluated run."""
     folder = tmp_path_factory.mktemp("pages")
-    write = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "data" / "originals.py")))
     draw = np.random.default_rng(0)
 
     def part(count):

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
+from dense_cid import dense_cid
 from doubly.bilevel import (
     Ball,
     Box,
@@ -244,7 +245,7 @@ def estimate(composition, constraint, shared, solve, inner=h, limits=None, order
 
 
 @pytest.fixture(scope="module")
-def twin(dense_cid):
+def twin():
     @cache
     def gradient(composition, constraint, shared, inner):
         limits = CONSTRAINTS[constraint](shared)

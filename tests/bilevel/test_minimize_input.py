@@ -1,8 +1,6 @@
 """What `minimize` accepts, leaves unchanged and refuses."""
 
-import runpy
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -21,14 +19,7 @@ from doubly.bilevel import (
     Terms,
 )
 from doubly.bilevel.progress_bar import ProgressBar
-
-TOY = runpy.run_path(str(Path(__file__).with_name("toy_problem.py")))
-B, D, DATA, N, ONE, RIDGE, ROWS, SGD, START = (
-    TOY[name] for name in ("B", "D", "DATA", "N", "ONE", "RIDGE", "ROWS", "SGD", "START")
-)
-alike, quadratic, reachable, run, without_ridge = (
-    TOY[name] for name in ("alike", "quadratic", "reachable", "run", "without_ridge")
-)
+from toy_bilevel import DATA, ONE, RIDGE, ROWS, SGD, START, B, D, N, alike, quadratic, reachable, run, without_ridge
 
 
 class Sample(NamedTuple):

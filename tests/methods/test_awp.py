@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +17,7 @@ from doubly.methods.awp import perturbed_weights
 from doubly.schedules import Constant
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-gradients, flat_gradient = PROBLEMS["gradients"], PROBLEMS["flat_gradient"]
+from method_problems import flat_gradient, gradients
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.7, seed=9)

@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import functools
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.func import functional_call
 
+from dense_cid import dense_cid
 from doubly.attacks import PGD
 from doubly.bilevel import (
     AdamStep,
@@ -31,8 +30,7 @@ from doubly.models import SmallCNN
 from doubly.schedules import Constant, Piecewise
 from doubly.threat import L2Ball, LinfBall
 from doubly.types import Batch, TrainStep
-
-gradient = runpy.run_path(str(Path(__file__).parent / "problems.py"))["flat_gradient"]
+from method_problems import flat_gradient as gradient
 
 THREAT = LinfBall(0.2, barrier=1e-2)
 START = TrainStep()
@@ -236,7 +234,7 @@ def mart(q, p, y):
     ],
     ids=["ce", "ce, damped", "margin", "margin, damped", "trades", "mart"],
 )
-def test_exact_equals_the_dense_computation(dense_cid, curvature, attack_loss, loss, outer, damping):
+def test_exact_equals_the_dense_computation(curvature, attack_loss, loss, outer, damping):
     model, batch = smooth(), samples()
     delta = interior(batch)
     method = DONE(

@@ -2,23 +2,20 @@
 
 import contextlib
 import pickle
-import runpy
 import subprocess
 import sys
 import warnings
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+import dataset_writers as write
 from doubly.data import CIFAR10
 from doubly.data.download.dataset_files import read_file
 from doubly.data.sources.pickles import read_batch
 from doubly.errors import UsageError
 
-write = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "originals.py")))
 X, Y = write.part(0, 4)
 TITLE = b"training batch 1 of 5"
 

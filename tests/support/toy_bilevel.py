@@ -1,4 +1,4 @@
-"""A bilevel problem with a known solution, which the tests of `minimize` share; they load this file with runpy."""
+"""A bilevel problem with a known solution, which the tests of `minimize` share."""
 
 from functools import partial
 
