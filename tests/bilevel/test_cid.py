@@ -304,7 +304,7 @@ class Rank:
 def test_processes_that_share_delta_agree_on_its_system():
     for constraint in (None, Ball(0.5 * DELTA[0].norm().item())):
         delta = DELTA[0] if constraint is None else constraint.project(DELTA[:1])[0]
-        barrier, table = Barrier(2, timeout=60), [None, None]
+        barrier, table = Barrier(2, timeout=600), [None, None]
 
         def estimate(samples, all_gather=lambda values: values, delta=delta, constraint=constraint):
             theta = THETA.clone().requires_grad_()

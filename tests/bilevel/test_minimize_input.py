@@ -40,11 +40,11 @@ def test_data_may_be_any_collection_of_rows_or_nothing():
         result = run(data=data, problem=lambda t, d, b, read=read: quadratic(t, d, read(b)), batch_size=4, steps=6)
         assert alike(result, expected), type(data)
 
-    def whole(theta, delta, batch):
+    def all_data(theta, delta, batch):
         return quadratic(theta, delta, DATA)
 
-    assert alike(run(data=None, problem=whole), run())
-    assert alike(run(delta=ONE, data=None, problem=whole, shared=True), run(delta=ONE, shared=True))
+    assert alike(run(data=None, problem=all_data), run())
+    assert alike(run(delta=ONE, data=None, problem=all_data, shared=True), run(delta=ONE, shared=True))
 
 
 def test_a_loader_begins_again_and_a_generator_ends_the_run():

@@ -31,13 +31,13 @@ def is_value(thing):
 
 @pytest.mark.parametrize("method", TABLES)
 def test_every_value_in_the_folder_is_listed(method):
-    found = set()
+    result = set()
     for module in pkgutil.walk_packages(doubly.data.__path__, "doubly.data."):
         for _, thing in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if is_value(thing) and method in vars(thing) and thing.__module__.startswith("doubly.data"):
-                found.add(thing)
+                result.add(thing)
     table, protocol = TABLES[method]
-    assert found == set(table.values())
+    assert result == set(table.values())
     for kind in table.values():
         assert isinstance(kind(), protocol)
         assert kind() == kind() and kind.__dataclass_params__.frozen

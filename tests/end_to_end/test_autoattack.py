@@ -188,7 +188,8 @@ def test_a_damaged_state_is_refused_and_the_rest_of_it_stays(run, complete, copy
 
 def test_images_that_autoattack_broke_are_saved_if_its_state_has_them(run, copy, output):
     code, out, err = run(*command("linear", *AUTOATTACK, "--save-examples", "npz", output=copy))
-    assert (copy / "examples" / "autoattack").is_dir() or "--save-examples" in out + err
+    assert code == 0 and "images that AutoAttack broke before --save-examples was given were not kept" in out + err
+    assert not (copy / "examples" / "autoattack").exists()
     shutil.rmtree(output)
     words = command("linear", *SEVERAL, "--quick", "--save-examples", "npz", output=output)
     assert run(*words)[0] == 0

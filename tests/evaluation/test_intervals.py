@@ -119,8 +119,8 @@ def test_the_weakest_of_classes_that_do_not_vary_have_wilsons_interval():
     y = np.repeat(np.arange(4), 25)
     for of in ("tail", "worst"):
         for correct in (False, True):
-            found = result(y, np.full(100, correct)).interval("pgd", of)
-            assert found == (float(correct), *wilson(25 * correct, 25))
+            interval = result(y, np.full(100, correct)).interval("pgd", of)
+            assert interval == (float(correct), *wilson(25 * correct, 25))
 
 
 def test_the_interval_of_the_weakest_classes_contains_its_value():
@@ -129,8 +129,8 @@ def test_the_interval_of_the_weakest_classes_contains_its_value():
     differing = result(y, np.tile(np.arange(40), 10) < 4 * y + 2)
     equal = result(np.repeat(np.arange(20), 10), np.tile(np.arange(10), 20) < 7)
     for of in ("tail", "worst"):
-        for found in (differing.interval("pgd", of, 300), equal.interval("pgd", of, 300)):
-            assert found.low <= found.value <= found.high
+        for interval in (differing.interval("pgd", of, 300), equal.interval("pgd", of, 300)):
+            assert interval.low <= interval.value <= interval.high
         assert 0.01 < differing.interval("pgd", of, 300).high - differing.interval("pgd", of, 300).low < 0.3
     assert differing.interval("pgd", "worst", 300).value == 0.05 != differing.interval("pgd", "tail", 300).value
 
@@ -141,8 +141,8 @@ def test_the_interval_of_equally_hard_classes_covers_the_truth():
     for of in ("tail", "worst"):
         covered = 0
         for trial in range(30):
-            found = result(y, np.random.default_rng(trial).random(1000) < 0.5).interval("pgd", of, 100)
-            covered += found.low <= 0.5 <= found.high
+            interval = result(y, np.random.default_rng(trial).random(1000) < 0.5).interval("pgd", of, 100)
+            covered += interval.low <= 0.5 <= interval.high
         assert covered >= 20
 
 

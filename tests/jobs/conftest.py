@@ -70,7 +70,7 @@ def killed_after_epoch():
         killed: list[int] = []
 
         def kill() -> None:
-            state, deadline = output / "checkpoints" / "last" / "state.json", time.monotonic() + 180
+            state, deadline = output / "checkpoints" / "last" / "state.json", time.monotonic() + 600
             while time.monotonic() < deadline:
                 try:
                     if json.loads(state.read_text())["epoch"] >= epoch:

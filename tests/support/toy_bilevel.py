@@ -48,7 +48,7 @@ def logarithm(u):
 
 
 def alike(one, other, tolerance=0.0):
-    """Whether two results are equal, bit by bit or nearly."""
+    """Return whether two results are equal, bit by bit or nearly."""
     pairs = [(one.theta, other.theta), (one.delta, other.delta), (one.u, other.u)]
     return all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs)
 

@@ -298,7 +298,7 @@ def test_a_disk_that_fills_up_is_one_sentence(root, monkeypatch, cache):
     assert list((cache / "shards").iterdir()) == []
 
 
-def test_shards_that_nobody_uses_are_removed(root, cache):
+def test_shards_that_are_not_used_for_long_are_removed(root, cache):
     def names():
         return {path.name for path in (cache / "shards").iterdir()}
 
