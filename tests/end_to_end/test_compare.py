@@ -22,7 +22,7 @@ def test_two_evaluations_are_compared_also_in_a_narrow_terminal(run, plain, comp
     assert cells[3] == f"{difference:+.1f}" and difference != 0
     monkeypatch.setattr("doubly.cli.OUT", Console(width=80))
     _, out, _ = run("compare", complete[0], complete[0], "--resamples", 10)
-    assert "…" not in out and "RA-AA" in out
+    assert "…" not in out and "RA-AA" in out and "+0.0 (+0.0, +0.0)" in out
 
 
 def test_what_cannot_be_compared_is_refused(run, plain, tmp_path):

@@ -12,9 +12,11 @@ from doubly.evaluation.intervals import (
     bootstrap,
     bootstrap_difference,
     tail_accuracy,
+    weakest_interval,
     wilson,
     worst_accuracy,
 )
+from doubly.evaluation.metrics import per_class, tail
 from doubly.evaluation.result import EvalResult
 
 
@@ -121,6 +123,18 @@ def test_the_weakest_of_classes_that_do_not_vary_have_wilsons_interval():
         for correct in (False, True):
             interval = result(y, np.full(100, correct)).interval("pgd", of)
             assert interval == (float(correct), *wilson(25 * correct, 25))
+
+
+def test_the_interval_of_the_weakest_classes_mirrors_the_resamples_and_contains_wilsons():
+    """The resamples look weaker than the sample, so that their own interval would lie too low."""
+    y = np.repeat(np.arange(10), 100)
+    correct = np.random.default_rng(0).random(1000) < 0.6
+    weakest = tail(per_class(correct, y, 10))[1]
+    among = np.isin(y, weakest)
+    value, low, high = bootstrap(correct, y, tail_accuracy, 300)
+    wilson_low, wilson_high = wilson(int(correct[among].sum()), int(among.sum()))
+    assert low < wilson_low < 2 * value - high and high < wilson_high < 2 * value - low
+    assert weakest_interval(correct, y, tail_accuracy, weakest, 300) == (value, wilson_low, 2 * value - low)
 
 
 def test_the_interval_of_the_weakest_classes_contains_its_value():
