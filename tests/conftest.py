@@ -1,4 +1,4 @@
-"""For all tests: one thread, property tests that draw the same examples every time, and fixtures of several folders."""
+"""Settings and fixtures of all tests: one thread, and property tests that draw the same examples every time."""
 
 import os
 from concurrent.futures import Future
@@ -79,7 +79,7 @@ def inline():
 
 
 class CliResult(NamedTuple):
-    """What a call of the command line returned and printed."""
+    """The exit code and the output of a call of the command line."""
 
     code: int
     out: str

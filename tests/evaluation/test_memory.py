@@ -1,4 +1,4 @@
-"""An evaluation that runs out of memory goes on with fewer images at a time, and finds the same."""
+"""An evaluation that runs out of memory continues with fewer images at a time, with the same result."""
 
 import gc
 import weakref
@@ -42,7 +42,7 @@ def cuda_error():
 
 
 class Activation(torch.autograd.Function):
-    """Is kept for the backward pass, and takes memory until then."""
+    """An activation that is saved for the backward pass and takes memory until then."""
 
     @staticmethod
     def forward(ctx, x, network):
