@@ -3,6 +3,8 @@
 That it trains to the weights of the whole batch is tested in methods/test_method.py and test_world_sizes.py.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from torch import nn
 from doubly import AT, DONE, PGD, Batch, LinfBall, TrainStep, train
 from doubly.bilevel import SignStep
 from doubly.errors import UsageError
-from doubly.methods import AWP
+from doubly.methods import AWP, MAIL
 from doubly.training.accumulation import accumulate_gradient
 from doubly.training.passes import counted_passes
 
@@ -68,7 +70,8 @@ def test_microbatches_do_not_share_their_dropout():
 
 
 def test_a_method_whose_weights_depend_on_the_batch_costs_one_more_forward_pass():
-    for method, more in [(AT(ATTACK), 0), (DONE(ATTACK), 1)]:
+    mail = MAIL(ATTACK, normalize="batch", burn_in=0.0)
+    for method, more in [(AT(ATTACK), 0), (DONE(ATTACK), 1), (mail, 1), (replace(mail, burn_in=0.5), 0)]:
         counts = []
         for microbatch in (None, 5):
             model = network()
