@@ -196,8 +196,8 @@ def class_problems(kind):
     docstring = "\n".join(filter(None, map(inspect.getdoc, (kind, vars(kind).get("__init__")))))
     if issubclass(kind, Exception) or getattr(kind, "_is_protocol", False):
         return
-    known = entries(docstring, "Args", "Attributes") | fields_with_text(kind)
-    yield from (f"does not explain {name}" for name in inspect.signature(kind).parameters if name not in known)
+    explained = entries(docstring, "Args", "Attributes") | fields_with_text(kind)
+    yield from (f"does not explain {name}" for name in inspect.signature(kind).parameters if name not in explained)
     own = [vars(kind)[name] for name in ("__init__", "__post_init__") if name in vars(kind)]
     own = [function for function in own if "<string>" not in function.__code__.co_filename]  # made by dataclass
     errors = {error for function in own for error in raised_errors(function)}
@@ -226,10 +226,10 @@ def method_problems(kind, name, function):
     if not SENTENCE.fullmatch(docstring.partition("\n")[0]):
         yield f"begins with '{docstring.partition(chr(10))[0]}', which is not a sentence"
     others = [getattr(other, name, None) for other in (*kind.__mro__, *PUBLIC.values())]
-    known = {entry for other in others for entry in entries(inspect.getdoc(other) or "", "Args")}
-    known |= set(re.findall(r"`(\w+)`", docstring))
+    explained = {entry for other in others for entry in entries(inspect.getdoc(other) or "", "Args")}
+    explained |= set(re.findall(r"`(\w+)`", docstring))
     parameters = list(inspect.signature(function).parameters)[1:]
-    yield from (f"does not explain {parameter}" for parameter in parameters if parameter not in known)
+    yield from (f"does not explain {parameter}" for parameter in parameters if parameter not in explained)
 
 
 def public_methods(kind):
@@ -242,17 +242,17 @@ def public_methods(kind):
 
 
 def test_every_public_name_documents_arguments_returns_and_errors():
-    problems = {name: found for name, thing in PUBLIC.items() if (found := list(docstring_problems(thing)))}
+    problems = {name: result for name, thing in PUBLIC.items() if (result := list(docstring_problems(thing)))}
     assert problems == {}
 
 
 def test_every_method_of_a_public_class_is_documented():
     problems = {
-        f"{name}.{method}": found
+        f"{name}.{method}": result
         for name, kind in PUBLIC.items()
         if inspect.isclass(kind)
         for method, function in public_methods(kind)
-        if (found := list(method_problems(kind, method, function)))
+        if (result := list(method_problems(kind, method, function)))
     }
     assert problems == {}
 

@@ -75,7 +75,7 @@ def test_a_plan_runs_and_then_nothing_is_left(reproduce, monkeypatch, request, i
 
 def test_a_run_that_fails_is_reported_and_the_others_are_shown(reproduce, inline, no_pictures):
     Path("out/digits.done_pgd-s0").mkdir(parents=True)
-    Path("out/digits.done_pgd-s0/letter.txt").write_text("somebody's file")
+    Path("out/digits.done_pgd-s0/letter.txt").write_text("a file of the user")
     code, out, err = reproduce(
         "tiny", "--seeds", 1, "--no-autoattack", "--output", "out", "--methods", "at", "done_pgd"
     )

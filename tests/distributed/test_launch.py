@@ -1,4 +1,4 @@
-"""Joining the processes of torchrun; nobody answers here. Real processes are tested in test_collectives.py."""
+"""Joining the processes of torchrun; the others never answer here. Real processes are tested in test_collectives.py."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def torchrun(monkeypatch):
     return monkeypatch
 
 
-def test_a_single_process_joins_nobody(monkeypatch):
+def test_a_single_process_joins_no_group(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with join_processes() as communicator:
         assert communicator is SINGLE_PROCESS and not dist.is_initialized() and launched() == (0, 1)
@@ -40,7 +40,7 @@ def test_a_process_that_cannot_join_is_told_why(torchrun):
 
 
 class OtherRestarted(Communicator):
-    """Of several processes another one was restarted."""
+    """Another one of several processes was restarted."""
 
     def all_gather_text(self, text):
         return [text, "yes"]

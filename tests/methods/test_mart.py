@@ -1,8 +1,6 @@
 """MART, compared with its formula written out sample by sample."""
 
 import math
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,8 @@ from doubly.losses import MartLoss
 from doubly.methods import AT, MART
 from doubly.threat import LinfBall
 from doubly.types import TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-data, by_batch_statistics, gradients = (PROBLEMS[name] for name in ("plain_noise", "by_batch_statistics", "gradients"))
+from method_problems import by_batch_statistics, gradients
+from method_problems import plain_noise as data
 
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 ATTACK = PGD(LinfBall(0.1), 4, SignStep(0.03), "gaussian")
