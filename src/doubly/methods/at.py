@@ -1,6 +1,8 @@
 """Adversarial training (Madry et al. 2018; eq. 1 of the paper).
 
-mean loss(x + delta),   delta increases the loss of the attack
+    mean loss(x + delta),   delta increases the loss of the attack
+
+The attack is computed first; delta is a constant when the loss is differentiated.
 """
 
 from dataclasses import dataclass, field
