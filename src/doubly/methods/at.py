@@ -28,8 +28,8 @@ class AT(Method):
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     balance: Literal["none", "loss", "sampling"] = "none"
-    """correction for class imbalance. loss: samples are weighted as if all classes were equally large; sampling: all
-    classes are drawn equally often"""
+    """correction for class imbalance. loss: samples are weighted as if all classes were equally large;
+    sampling: all classes are drawn equally often"""
 
     def init(self, counts: Tensor | None = None) -> State:
         if self.balance == "none":
