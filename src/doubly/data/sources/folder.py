@@ -29,7 +29,7 @@ class _Files(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageFolder(DataSource):
-    """ROOT/train/CLASS/*.png and ROOT/test/CLASS/*.png; or ROOT/CLASS/*.png, of which a part becomes the test set."""
+    """Images in `ROOT/train/CLASS` and `ROOT/test/CLASS`; or in `ROOT/CLASS`, a part of which becomes the test set."""
 
     path: str = "."
     """folder, inside the data root"""
