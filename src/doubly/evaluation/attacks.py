@@ -134,7 +134,7 @@ def _by_name(name: str, reference: PGD, seed: int) -> Attack | AutoAttack:
     if name not in ATTACKS:
         raise UsageError(f"there is no attack '{name}'{suggestion(name, attack_names())}")
     if not ATTACKS[name].stays_inside:
-        raise UsageError(f"{name} leaves the ball of the threat: it is for training only, name another attack")
+        raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
     return ATTACKS[name].for_evaluation(reference)
 
 
@@ -145,7 +145,7 @@ def _checked(attack: Any, threat: Threat) -> Attack | AutoAttack:
         return FunctionAttack(threat, attack)
     if isinstance(attack, Attack) and not attack.stays_inside:
         name = type(attack).__name__
-        raise UsageError(f"{name} leaves the ball of the threat: it is for training only, name another attack")
+        raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
     return attack
 
 
