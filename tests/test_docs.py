@@ -283,9 +283,23 @@ def test_docstrings_that_lack_something_are_detected():
     assert list(docstring_problems(Lacks)) == ["does not explain b", "does not explain TypeError"]
 
 
+def test_a_list_begins_after_an_empty_line():
+    """MkDocs shows a list that follows a code block or a sentence directly as part of a paragraph."""
+
+    def directly(page, text):
+        lines = FENCED.sub("```", text).splitlines() if page.is_relative_to(ROOT / "docs") else []
+        return [
+            line for before, line in pairwise(lines) if line.startswith("- ") and before[:2] not in ("", "- ", "  ")
+        ]
+
+    assert problems_by_page(directly) == {}
+
+
 def test_the_api_pages_show_every_public_name_and_every_method():
     shown = [name for page in TEXTS if page.parent.name == "api" for name in API.findall(TEXTS[page])]
-    assert set(PUBLIC) <= set(shown) and len(shown) == len(set(shown))
+    # The function of a module of the same name needs its full name; otherwise the page would show the module.
+    full_names = {f"{name}.{name.rpartition('.')[2]}" if find_spec(name) else name for name in PUBLIC}
+    assert full_names <= set(shown) and len(shown) == len(set(shown))
     reference = TEXTS[ROOT / "docs" / "method-reference.md"]
     modules = {kind.__module__ for kind in import_module("doubly.methods").METHODS.values()}
     assert modules <= set(API.findall(reference))

@@ -94,7 +94,7 @@ def test_a_dry_run_shows_runs_states_and_times(reproduce):
     assert rows["digits.at-s0"][1:6] == ["to", "do", "2", "+", "2"]
     assert rows["digits.done_pgd-s0"][3:6] == ["3", "+", "3"]
     assert "6 of 6 runs to do: about " in out and " with 1 jobs" in out
-    assert err.startswith("from ") and " s for a pass of 512 images of 8 x 8 pixels here, " in err
+    assert err.startswith("estimated from ") and " s for a pass of 512 images of 8 x 8 pixels, " in err
     assert err.count("\n") == 1 and not Path("runs").exists()
 
 

@@ -33,7 +33,7 @@ def test_autoattack_is_complete_and_checked(complete):
     assert low < about["ra_aa"] < high
     checks = about["trust"]
     assert checks["measured"] == checks["of"] == len(checks["lines"]) == 11
-    assert f"can it be trusted? {checks['verdict']}" in out and "RA-AA" in out
+    assert f"can the numbers be trusted? {checks['verdict']}" in out and "RA-AA" in out
     assert "3 targets instead of 9, since there are 4 classes" in out
     assert err.count("\n") == 4 * 4 and err.startswith("chunk 1 of 4, apgd-ce: ")
 

@@ -24,7 +24,7 @@ GAUSSIAN_START = 0.001  # standard deviation, as in the released code of TRADES,
 
 @dataclass(frozen=True)
 class PGD(Attack):
-    """Madry's attack: `steps` projected steps of `rule` that increase the loss; the last iterate is kept.
+    """Projected gradient descent: `steps` projected steps of `rule` that increase the loss; the last iterate is kept.
 
     Raises:
         UsageError: If a number is out of range, the rule does not fit the threat, or the loss compares with clean

@@ -86,7 +86,7 @@ def minimize(
     seed: int = 0,
     communicator: Communicator = SingleProcess(),
 ) -> Result:
-    """Minimize F(theta) = f(mean_i g_i(theta, delta_i*(theta))), where delta_i* minimizes h_i(theta, .) over a set V_i.
+    """Minimize `F(theta) = f(mean_i g_i(theta, delta_i*(theta)))`; `delta_i*` minimizes h_i(theta, .) over a set V_i.
 
     Each step solves the inner problems of one batch, takes the CID estimate there and hands it to a torch optimizer.
 

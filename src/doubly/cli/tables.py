@@ -72,7 +72,7 @@ def _count(attack: str, result: "EvalResult") -> str:
 
 
 def _checks(trust: Mapping[str, Any]) -> Table:
-    table = Table("check", "verdict", "result", title=f"can it be trusted? {trust['verdict']}")
+    table = Table("check", "verdict", "result", title=f"can the numbers be trusted? {trust['verdict']}")
     for check in trust["lines"]:
         style = {"suspicious": "red", "not measured": "dim"}.get(check["verdict"])
         table.add_row(check["name"], check["verdict"], escape_terminal(check["text"]), style=style)

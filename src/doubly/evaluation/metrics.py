@@ -52,7 +52,7 @@ def tail(accuracies: Floats, share: float = 0.3, rounding: Rounding = "round") -
         rounding: How that share becomes a number of classes; it is at least one.
 
     Returns:
-        The mean, and the indices of the classes: weakest first, of equal ones the lower index first.
+        The mean, and the indices of the classes, weakest first; of equal ones the lower index comes first.
 
     Raises:
         UsageError: If the share or the rounding is not valid, or no class has samples.

@@ -1,6 +1,8 @@
 """Adversarial training (Madry et al. 2018; eq. 1 of the paper).
 
-mean loss(x + delta),   delta increases the loss of the attack
+    mean loss(x + delta),   delta increases the loss of the attack
+
+The attack is computed first; delta is a constant when the loss is differentiated.
 """
 
 from dataclasses import dataclass, field
@@ -30,8 +32,8 @@ class AT(Method):
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     balance: Literal["none", "loss", "sampling"] = "none"
-    """correction for class imbalance. loss: samples are weighted as if all classes were equally large; sampling: all
-    classes are drawn equally often"""
+    """correction for class imbalance. loss: samples are weighted as if all classes were equally large;
+    sampling: all classes are drawn equally often"""
 
     def init(self, counts: Tensor | None = None) -> State:
         if self.balance == "none":

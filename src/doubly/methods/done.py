@@ -46,7 +46,7 @@ class DONE(Method):
     """
 
     attack: PGD = field(default_factory=PGD)
-    """the inner solver; its loss is the attack loss -l' (eq. 3)"""
+    """the attack, which solves the inner problem; its loss may differ from the loss that is minimized (eq. 3)"""
     loss: Loss = field(default_factory=CrossEntropy)
     """the outer loss l; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     temperature: Schedule = field(default_factory=lambda: Piecewise((10.0, 1.0, 0.1), (2 / 3, 5 / 6)))
@@ -54,18 +54,20 @@ class DONE(Method):
     eta: float = 0.9
     """share of the current batch in the running average u; 1 is a softmax over the batch"""
     divergence: Literal["kl", "chi2", "cvar"] = "kl"
-    """what keeps the weights near 1: kl is the paper's; chi2 is linear in the loss; cvar is nothing but the cap: the
-    mean of the worst share 1 / cap, whatever the temperature"""
+    """what keeps the weights near 1. kl: as in the paper; chi2: weights that are linear in the loss;
+    cvar: only the cap, so that the loss is the mean over the worst share 1 / cap of the samples at any temperature"""
     cap: float | None = None
-    """largest weight of a sample; 1 is AT, none is the paper's rule"""
+    """largest weight of a sample, relative to equal weights; 1 is AT, none is the paper's rule"""
     mean_weight_limit: float | None = None
-    """the batch's mean weight is kept within [1/limit, limit], for runs without cap; none is the paper's rule"""
+    """keeps the mean weight of a batch within [1/limit, limit], for runs without cap; none is the paper's rule"""
     damping: float = 10.0
     """added to the barrier's curvature before it is inverted; 0 is the paper's rule"""
     implicit: Literal["exact", "first_order", "none"] = "exact"
-    """exact: Proposition 1 by a double backward; first_order: by a difference quotient, at about AT's cost; none"""
+    """how the implicit term is computed. exact: by a double backward pass (Proposition 1 of the paper);
+    first_order: by a difference quotient, which costs one pass more than AT; none: left out"""
     curvature: Literal["barrier", "full"] = "barrier"
-    """barrier: that of the network is neglected (ReLU); full: conjugate gradients on both, for smooth networks"""
+    """curvature in the implicit term. barrier: only that of the barrier, since a ReLU network has none;
+    full: that of the network too, by conjugate gradients, for smooth networks"""
 
     def __post_init__(self) -> None:
         try:
@@ -183,7 +185,7 @@ class DONE(Method):
             return cid(problem, delta, composition, state, solve, all_gather=all_gather)
 
     def _precision(self, batch: Batch) -> AbstractContextManager[object]:
-        """Switch autocast off where there is an implicit term, which drowns in half precision."""
+        """Switch autocast off where there is an implicit term, which is lost in the rounding of half precision."""
         return nullcontext() if self.implicit == "none" else torch.autocast(batch.x.device.type, enabled=False)
 
     def _problem(self, model: nn.Module, batch: Batch) -> Callable[[Tensor], Terms]:

@@ -1,6 +1,8 @@
 """Training on clean images: the upper end of standard accuracy, the lower end of robustness.
 
-mean loss(x)
+    mean loss(x)
+
+No image is attacked.
 """
 
 from dataclasses import dataclass, field

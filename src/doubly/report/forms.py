@@ -36,7 +36,7 @@ def terminal(table: Table) -> rich.table.Table:
 
 
 def markdown(table: Table) -> str:
-    """Return the table as Markdown with a heading above and the notes below."""
+    """Return the table as Markdown with a heading above and a list of the notes below."""
 
     def line(texts: Sequence[str]) -> str:
         return f"| {' | '.join(texts)} |"
@@ -47,7 +47,8 @@ def markdown(table: Table) -> str:
     rule = ["---"] + ["---:"] * (len(table.columns) - 1)
     head = line([escape_markdown(column.title) for column in table.columns])
     lines = [head, line(rule), *(line([cell_text(cell) for cell in row]) for row in table.rows)]
-    return "\n".join([f"### {escape_markdown(table.title)}", "", *lines, "", *map(escape_markdown, table.notes), ""])
+    notes = [f"- {escape_markdown(note)}" for note in table.notes]
+    return "\n".join([f"### {escape_markdown(table.title)}", "", *lines, "", *notes, ""])
 
 
 def csv(tables: Sequence[Table]) -> str:

@@ -144,4 +144,4 @@ class PlannedStudy:
 def _describe(times: PassTimes, size: DataSize) -> str:
     pixels = " x ".join(str(edge) for edge in size.shape[1:])
     seconds, threads = times.batch_size * times.update, f"{times.threads} thread{'s' * (times.threads > 1)}"
-    return f"from {seconds:.2g} s for a pass of {times.batch_size} images of {pixels} pixels here, {threads}"
+    return f"estimated from {seconds:.2g} s for a pass of {times.batch_size} images of {pixels} pixels, {threads}"
