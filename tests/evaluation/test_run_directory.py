@@ -72,7 +72,9 @@ def test_checkpoint_threat_and_folder_can_be_chosen(trained, tmp_path):
     path, callback = trained[0], Closed()
     settings = {"config": EvalConfig(output=tmp_path, images=20, trust=False), "device": "cpu"}
     before = RunDir(path).evaluation.read_bytes() if RunDir(path).evaluation.exists() else None
-    result = evaluate_run(path, checkpoint="best", threat=L2Ball(0.2), attacks=["pgd"], callbacks=[callback], **settings)
+    result = evaluate_run(
+        path, checkpoint="best", threat=L2Ball(0.2), attacks=["pgd"], callbacks=[callback], **settings
+    )
     assert result.protocol["checkpoint"] == "best" and result.protocol["attack"]["threat"]["kind"] == "threat.l2"
     assert result.n == read_json(tmp_path / "evaluation.json")["n"] == 20 and callback.count == 1
     assert before is None or RunDir(path).evaluation.read_bytes() == before
