@@ -24,7 +24,7 @@ from doubly.threat import LinfBall
 
 @dataclass(frozen=True)
 class NFGSM(Attack):
-    """One sign step from a noisy image; delta may leave the ball, but not the image range.
+    """One sign step from a noisy image, for training only: delta may leave the ball, but not the image range.
 
     Raises:
         UsageError: If the noise is negative, the reach not positive, or the loss compares with clean logits.
