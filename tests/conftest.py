@@ -13,8 +13,16 @@ from rich.console import Console
 from doubly.cli import main
 from tiny_run import Tiny
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
+SLOW_FILES = ("test_world_sizes.py", "test_torchrun.py", "test_kill.py", "test_pool.py", "test_real_data.py")
+
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+
+def pytest_collection_modifyitems(items):
+    """Run slow files first, so that no core waits for the last of them."""
+    items.sort(key=lambda item: item.path.name not in SLOW_FILES)
 
 
 @pytest.fixture(autouse=True, scope="session")
