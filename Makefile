@@ -10,10 +10,10 @@ demo: $(READY)  ## train AT and DONE on digits, evaluate, print the table, write
 	$(BIN)/doubly reproduce demo --output runs/demo
 
 test: $(READY)  ## the tests, under four minutes on two idle cores
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-all: $(READY)  ## with the slow ones
-	$(BIN)/python -m pytest -n auto --dist loadfile -m ""
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m ""
 
 check: $(READY)  ## formatting, lint, types, import directions
 	$(BIN)/ruff format --check .

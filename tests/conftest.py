@@ -1,7 +1,6 @@
-"""For all tests: one thread, property tests that draw the same examples every time, and fixtures of several folders."""
+"""Settings and fixtures of all tests: one thread, and property tests that draw the same examples every time."""
 
 import os
-import runpy
 from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +11,18 @@ from hypothesis import settings
 from rich.console import Console
 
 from doubly.cli import main
+from tiny_run import Tiny
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
+SLOW_FILES = ("test_world_sizes.py", "test_torchrun.py", "test_kill.py", "test_pool.py", "test_real_data.py")
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+
+def pytest_collection_modifyitems(items):
+    """Run slow files first, so that no core waits for the last of them."""
+    items.sort(key=lambda item: item.path.name not in SLOW_FILES)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,21 +34,10 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="session")
-def dense_cid():
-    """The dumb twin of `cid`."""
-    return runpy.run_path(str(Path(__file__).parent / "reference" / "dense_cid.py"))["dense_cid"]
-
-
-@pytest.fixture(scope="session")
-def tiny_kind():
-    return runpy.run_path(str(Path(__file__).parent / "tiny_run.py"))["Tiny"]
-
-
 @pytest.fixture
-def tiny(tiny_kind):
+def tiny():
     """Trains a tiny problem in a fraction of a second; see tiny_run.py."""
-    return tiny_kind()
+    return Tiny()
 
 
 @pytest.fixture
@@ -90,7 +87,7 @@ def inline():
 
 
 class CliResult(NamedTuple):
-    """What a call of the command line returned and printed."""
+    """The exit code and the output of a call of the command line."""
 
     code: int
     out: str

@@ -14,7 +14,6 @@ import shutil
 import sys
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import dataset_writers as write
 from doubly.cli import VERBS, main
 from doubly.recipes import RECIPES
 from doubly.rundir import read_json
@@ -132,8 +132,8 @@ def flags(*verb):
 
 def unknown_flags(words):
     """Return the flags of a command that its verb does not have."""
-    known = flags(*words[: 2 if words[0] == "data" else 1])
-    return [flag for word in words for flag in FLAG.findall(word.partition("=")[0]) if flag not in known]
+    valid = flags(*words[: 2 if words[0] == "data" else 1])
+    return [flag for word in words for flag in FLAG.findall(word.partition("=")[0]) if flag not in valid]
 
 
 # --- a folder in which the commands of the pages make sense -----------------------------------------------------------
@@ -143,7 +143,6 @@ def unknown_flags(words):
 def prepared(tmp_path_factory, inline):
     """Make data in their original formats, a folder of images, a network with weights, and an evaluated run."""
     folder = tmp_path_factory.mktemp("pages")
-    write = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "data" / "originals.py")))
     draw = np.random.default_rng(0)
 
     def part(count):
@@ -152,9 +151,9 @@ def prepared(tmp_path_factory, inline):
     write.cifar10_python(folder / "data", [part(20) for _ in range(5)], part(20))
     for name in ("cats", "dogs", "owls"):
         for k in range(10):
-            place = folder / "my_images" / name / f"{k}.png"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(draw.integers(0, 256, (36, 40, 3), dtype=np.uint8)).save(place)
+            path = folder / "my_images" / name / f"{k}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(draw.integers(0, 256, (36, 40, 3), dtype=np.uint8)).save(path)
     quick_start = TEXTS[ROOT / "docs" / "quick-start.md"]
     (folder / "mynet.py").write_text(re.search(r"```python\n(# mynet\.py\n.*?)```", quick_start, re.DOTALL)[1])
     build = runpy.run_path(str(folder / "mynet.py"))["build"]
@@ -261,16 +260,16 @@ def test_the_lists_have_no_entry_too_many():
 def test_a_flag_that_is_named_alone_exists():
     """In inline code that begins with it: `--resume`, `--threat l2 --epsilon 0.5`."""
     data = [("data", verb) for verb in ("fetch", "inspect", "imbalance")]
-    known = {flag for verb in [*((verb,) for verb in VERBS), *data] for flag in flags(*verb)}
+    valid = {flag for verb in [*((verb,) for verb in VERBS), *data] for flag in flags(*verb)}
     scripts = "".join(path.read_text() for path in [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")])
-    known |= {f"--{name}" for name in re.findall(r'add_argument\("--([\w-]+)"', scripts)}
+    valid |= {f"--{name}" for name in re.findall(r'add_argument\("--([\w-]+)"', scripts)}
     named = [
         (page.name, flag)
         for page, text in TEXTS.items()
         for code in re.findall(r"`(--[a-z][^`\n…]*)`", FENCED.sub("", text))
         for flag in FLAG.findall(code)
     ]
-    assert len(named) > 30 and {(page, flag) for page, flag in named if flag not in known} == set()
+    assert len(named) > 30 and {(page, flag) for page, flag in named if flag not in valid} == set()
 
 
 def test_commands_are_recognized_and_mistakes_detected():

@@ -196,8 +196,8 @@ def class_problems(kind):
     docstring = "\n".join(filter(None, map(inspect.getdoc, (kind, vars(kind).get("__init__")))))
     if issubclass(kind, Exception) or getattr(kind, "_is_protocol", False):
         return
-    known = entries(docstring, "Args", "Attributes") | fields_with_text(kind)
-    yield from (f"does not explain {name}" for name in inspect.signature(kind).parameters if name not in known)
+    explained = entries(docstring, "Args", "Attributes") | fields_with_text(kind)
+    yield from (f"does not explain {name}" for name in inspect.signature(kind).parameters if name not in explained)
     own = [vars(kind)[name] for name in ("__init__", "__post_init__") if name in vars(kind)]
     own = [function for function in own if "<string>" not in function.__code__.co_filename]  # made by dataclass
     errors = {error for function in own for error in raised_errors(function)}
@@ -226,10 +226,10 @@ def method_problems(kind, name, function):
     if not SENTENCE.fullmatch(docstring.partition("\n")[0]):
         yield f"begins with '{docstring.partition(chr(10))[0]}', which is not a sentence"
     others = [getattr(other, name, None) for other in (*kind.__mro__, *PUBLIC.values())]
-    known = {entry for other in others for entry in entries(inspect.getdoc(other) or "", "Args")}
-    known |= set(re.findall(r"`(\w+)`", docstring))
+    explained = {entry for other in others for entry in entries(inspect.getdoc(other) or "", "Args")}
+    explained |= set(re.findall(r"`(\w+)`", docstring))
     parameters = list(inspect.signature(function).parameters)[1:]
-    yield from (f"does not explain {parameter}" for parameter in parameters if parameter not in known)
+    yield from (f"does not explain {parameter}" for parameter in parameters if parameter not in explained)
 
 
 def public_methods(kind):
@@ -242,17 +242,17 @@ def public_methods(kind):
 
 
 def test_every_public_name_documents_arguments_returns_and_errors():
-    problems = {name: found for name, thing in PUBLIC.items() if (found := list(docstring_problems(thing)))}
+    problems = {name: result for name, thing in PUBLIC.items() if (result := list(docstring_problems(thing)))}
     assert problems == {}
 
 
 def test_every_method_of_a_public_class_is_documented():
     problems = {
-        f"{name}.{method}": found
+        f"{name}.{method}": result
         for name, kind in PUBLIC.items()
         if inspect.isclass(kind)
         for method, function in public_methods(kind)
-        if (found := list(method_problems(kind, method, function)))
+        if (result := list(method_problems(kind, method, function)))
     }
     assert problems == {}
 
@@ -283,9 +283,23 @@ def test_docstrings_that_lack_something_are_detected():
     assert list(docstring_problems(Lacks)) == ["does not explain b", "does not explain TypeError"]
 
 
+def test_a_list_begins_after_an_empty_line():
+    """MkDocs shows a list that follows a code block or a sentence directly as part of a paragraph."""
+
+    def directly(page, text):
+        lines = FENCED.sub("```", text).splitlines() if page.is_relative_to(ROOT / "docs") else []
+        return [
+            line for before, line in pairwise(lines) if line.startswith("- ") and before[:2] not in ("", "- ", "  ")
+        ]
+
+    assert problems_by_page(directly) == {}
+
+
 def test_the_api_pages_show_every_public_name_and_every_method():
     shown = [name for page in TEXTS if page.parent.name == "api" for name in API.findall(TEXTS[page])]
-    assert set(PUBLIC) <= set(shown) and len(shown) == len(set(shown))
+    # The function of a module of the same name needs its full name; otherwise the page would show the module.
+    full_names = {f"{name}.{name.rpartition('.')[2]}" if find_spec(name) else name for name in PUBLIC}
+    assert full_names <= set(shown) and len(shown) == len(set(shown))
     reference = TEXTS[ROOT / "docs" / "method-reference.md"]
     modules = {kind.__module__ for kind in import_module("doubly.methods").METHODS.values()}
     assert modules <= set(API.findall(reference))

@@ -92,10 +92,10 @@ def test_paired_losses_by_hand():
 def test_the_reweighted_part_is_the_divergence_of_trades_and_the_boosted_cross_entropy_of_mart():
     attacked, y, clean = logits_and_labels()
     trades, mart = TradesLoss().parts(attacked, y, clean), MartLoss().parts(attacked, y, clean)
-    assert torch.allclose(trades.rest, CrossEntropy()(clean, y))
+    assert torch.allclose(trades.unweighted, CrossEntropy()(clean, y))
     assert torch.allclose(trades.reweighted, 6 * kl_divergence(clean, attacked))
     assert torch.allclose(mart.reweighted, MartLoss(beta=0.0)(attacked, y, clean))
-    assert torch.equal(MartLoss(beta=0.0).parts(attacked, y, clean).rest, torch.zeros(3).double())
+    assert torch.equal(MartLoss(beta=0.0).parts(attacked, y, clean).unweighted, torch.zeros(3).double())
     for loss, (reweighted, rest) in zip(PAIRED, (trades, mart), strict=True):
         assert torch.equal(loss(attacked, y, clean), reweighted + rest)
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from doubly.rundir import lock_directory
 with lock_directory(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 

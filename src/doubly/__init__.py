@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from doubly.types import Batch, Objective, TrainStep
 
 
-_WHERE = {
+_MODULES = {
     "AT": "methods",
     "AutoAttack": "attacks.autoattack",
     "DONE": "methods",
@@ -71,6 +71,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(import_module(f"doubly.{_WHERE[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"doubly.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'doubly' has no attribute '{name}'")

@@ -24,7 +24,9 @@ def check_images(x: Tensor, y: Tensor) -> None:
     if not x.is_floating_point():
         raise UsageError(f"images must be floating point in [0,1], got {x.dtype}: divide uint8 images by 255")
     if y.is_floating_point() or y.dtype is torch.bool or y.shape != x.shape[:1]:
-        raise UsageError(f"labels must be {x.shape[0]} whole numbers, got {y.dtype} of shape {tuple(y.shape)}")
+        raise UsageError(
+            f"labels must be {x.shape[0]} whole numbers, got {y.dtype} of shape {tuple(y.shape)}: pass class numbers"
+        )
     low, high = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
     if not (low >= 0 and high <= 1):
         raise UsageError(

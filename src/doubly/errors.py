@@ -10,7 +10,7 @@ class NonFiniteError(ArithmeticError):
 
 
 class Interrupted(Exception):  # noqa: N818 - nothing went wrong
-    """A signal asked to stop. Finished work is saved; `--resume` or the same command continues from there."""
+    """A signal ended the work. Finished work is saved; `--resume` or the same command continues from there."""
 
     number = 2
     """number of the signal"""

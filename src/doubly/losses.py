@@ -30,7 +30,7 @@ class LossParts(NamedTuple):
     """A paired loss is the sum of two parts, each (B,)."""
 
     reweighted: Tensor  # what MAIL's weights multiply
-    rest: Tensor
+    unweighted: Tensor
 
 
 class PairedLoss(Loss):
@@ -51,8 +51,8 @@ class PairedLoss(Loss):
         """
         if clean is None:
             raise _unpaired(self, "the caller")
-        reweighted, rest = self.parts(logits, y, clean)
-        return reweighted + rest
+        reweighted, unweighted = self.parts(logits, y, clean)
+        return reweighted + unweighted
 
     def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> LossParts:
         """Return the two parts whose sum is the loss."""
@@ -108,21 +108,21 @@ class LogitMargin(Loss):
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         logits = _precise(logits)
         label_logit = logits.gather(1, y[:, None]).squeeze(1)
-        others = logits.scatter(1, y[:, None], float("-inf"))
-        return others.amax(1) - label_logit
+        other_logits = logits.scatter(1, y[:, None], float("-inf"))
+        return other_logits.amax(1) - label_logit
 
 
 def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
     """Return p_y - max_{j != y} p_j of each sample, in [-1, 1]; negative once it is misclassified."""
     probabilities = _precise(logits).softmax(1)
     label_probability = probabilities.gather(1, y[:, None]).squeeze(1)
-    others = probabilities.scatter(1, y[:, None], 0.0)
-    return label_probability - others.amax(1)
+    other_probabilities = probabilities.scatter(1, y[:, None], 0.0)
+    return label_probability - other_probabilities.amax(1)
 
 
-def kl_divergence(logits: Tensor, others: Tensor) -> Tensor:
-    """Return KL(p || q) of p = softmax(logits) and q = softmax(others), (B,); the gradient flows through both."""
-    log_p, log_q = _precise(logits).log_softmax(1), _precise(others).log_softmax(1)
+def kl_divergence(logits: Tensor, other_logits: Tensor) -> Tensor:
+    """Return KL(p || q) of p = softmax(logits) and q = softmax(other_logits), (B,); the gradient flows through both."""
+    log_p, log_q = _precise(logits).log_softmax(1), _precise(other_logits).log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 

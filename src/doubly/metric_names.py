@@ -9,7 +9,7 @@ MAX_NUMBER = 1e300  # files may come from anywhere; larger values, infinity and 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a number is called, how it is printed, and which direction is better."""
+    """A metric: its key and label, how its value is printed, and which direction is better."""
 
     key: str
     """field of evaluation.json, of a row of metrics.jsonl, or of the validation in a row"""

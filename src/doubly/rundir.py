@@ -103,7 +103,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise UsageError(f"{path} does not exist: give a run directory in which it has been written") from None
+        raise UsageError(f"{path} does not exist: give a run directory that contains this file") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): give a readable file") from None
     except ValueError as error:

@@ -11,8 +11,11 @@ from doubly.errors import UsageError
 class Schedule:
     """A value over training; a subclass is a frozen dataclass."""
 
+    boundaries: tuple[float, ...] = ()
+    """shares of training at which the value jumps"""
+
     def at(self, progress: float) -> float:
-        """Return the value at a share of training in [0, 1)."""
+        """Return the value at a share `progress` of training, in [0, 1)."""
         raise NotImplementedError
 
     def values_taken(self) -> Sequence[float]:
@@ -22,7 +25,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same value throughout training."""
+    """A value that stays the same throughout training."""
 
     value: float = 0.1
 
@@ -80,7 +83,7 @@ class Cyclic(Schedule):
 
     def __post_init__(self) -> None:
         if not 0 < self.turn < 1:
-            raise UsageError(f"a cyclic schedule turns inside (0, 1), got turn={self.turn}")
+            raise UsageError(f"a cyclic schedule turns inside (0, 1), got turn={self.turn}: give a share of training")
 
     def at(self, progress: float) -> float:
         return self.peak * min(progress / self.turn, (1 - progress) / (1 - self.turn))

@@ -21,7 +21,7 @@ def generator(seed: int, epoch: int, step: int, purpose: str) -> torch.Generator
 
 
 class Rows(NamedTuple):
-    """Where some rows lie in the global batch: positions `start`, `start + 1`, … of `total`."""
+    """Positions of some rows in the global batch: `start`, `start + 1`, … of `total`."""
 
     start: int
     total: int
@@ -39,7 +39,7 @@ class BatchGenerator:
 
         Args:
             generator: A CPU generator, in the same state on every process.
-            rows: Which rows of the global batch are asked for; None if the batch is the global batch.
+            rows: Rows of the global batch that are drawn for; None if the batch is the global batch.
         """
         self.generator, self.rows = generator, rows
 

@@ -1,4 +1,4 @@
-"""How numbers, durations and names are printed, and how text is escaped for each output format. No torch."""
+"""Formatting of numbers, durations and names, and escaping of text for each output format. No torch."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What an attacker may do: the perturbations allowed around each image, within the image range [0, 1]."""
+"""Threats: the perturbations that an attacker may use around each image, within the image range [0, 1]."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ TOLERANCE = 1e-6  # for rounding, of the radius and of the image range
 
 
 class Threat:
-    """What an attacker may do: the perturbations allowed around an image, within the image range [0, 1].
+    """The perturbations that an attacker may use around an image, within the image range [0, 1].
 
     A subclass is a frozen dataclass. A new norm is one subclass in threat.py and one line in its table THREATS.
     """
@@ -75,13 +75,16 @@ class Threat:
         Args:
             levels: Attacked images, rounded to whole gray levels.
             clean: The clean images in [0, 1].
+
+        Returns:
+            Whole gray levels inside the threat; unchanged where the threat cannot be kept exactly.
         """
         return levels
 
 
 @dataclass(frozen=True)
 class LinfBall(Threat):
-    """Every pixel may change by at most `radius`; the paper's threat.
+    """An l-infinity ball: each pixel may change by at most `radius`. It is the threat of the paper.
 
     Raises:
         UsageError: If the radius is not in (0, 1] or the barrier is not positive.
@@ -130,7 +133,7 @@ class LinfBall(Threat):
 
 @dataclass(frozen=True)
 class L2Ball(Threat):
-    """The Euclidean length of the perturbation is at most `radius`.
+    """An l2 ball: the Euclidean length of the perturbation is at most `radius`.
 
     It has no barrier: for evaluation, and for training without DONE's implicit term.
 

@@ -1,4 +1,4 @@
-"""The data that flow through training: batches, objectives, perturbations, and where training stands."""
+"""The data that flow through training: batches, steps, perturbations and objectives."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """What a method makes of a batch: `loss.backward()` gives the update direction, the rest is recorded.
+    """The objective of a method on a batch: `loss.backward()` gives the update direction, the rest is recorded.
 
     Attributes:
         loss: The number to differentiate, ().
@@ -50,7 +50,7 @@ class Objective:
 
 
 class TrainStep(NamedTuple):
-    """Where training stands, with the random numbers and the processes of this step.
+    """A step of training: its position, its random numbers, and the processes that share it.
 
     Attributes:
         epoch: Number of the epoch, from 0.
@@ -76,13 +76,13 @@ class TrainStep(NamedTuple):
         return BatchGenerator(seeding.generator(self.seed, self.epoch, self.step, purpose), self.rows)
 
     def network_rng(self) -> AbstractContextManager[None]:
-        """Seed torch's global generators inside, which dropout draws from, and restore the caller's afterwards."""
+        """Return a context in which torch's global generators, which dropout draws from, are seeded for this step."""
         purpose = "network" if self.stream == 0 else f"network/{self.stream}"
         return seeding.global_generators(seeding.derived_seed(self.seed, self.epoch, self.step, purpose))
 
 
 class Perturbation(NamedTuple):
-    """What an attack found for a batch.
+    """The perturbations that an attack returned for a batch.
 
     Attributes:
         delta: The perturbations.

@@ -203,12 +203,12 @@ def test_the_random_numbers_follow_from_the_seed_alone():
     model = linear(5)
     x, y = correct_images(model)
     for part in ("apgd-ce", "apgd-t", "square"):
-        found = []
+        result = []
         for state, seed in ((3, 0), (4, 0), (4, 1)):
             torch.manual_seed(state)
             attack = AutoAttack(L2Ball(0.3), iterations=1, queries=3, seed=seed)
-            found.append(attack_images(attack, part, model, x, y)[0])
-        assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+            result.append(attack_images(attack, part, model, x, y)[0])
+        assert torch.equal(result[0], result[1]) and not torch.equal(result[0], result[2])
 
 
 def test_a_network_without_a_gradient_gives_a_warning():
@@ -263,10 +263,10 @@ def test_the_reference_s_warnings_about_a_network_are_returned(traced):
         (nn.Flatten(), None),  # also after a network with a warning
     ):
         before = surroundings()
-        found = warnings_about(model, *FOUR)
+        result = warnings_about(model, *FOUR)
         assert surroundings() == before and sys.gettrace() is trace
-        assert (len(found) == 1 and word in found[0] and "flags_doc" not in found[0]) if word else found == []
-    checks.funcs["grad"] = 3  # by somebody who calls the reference directly
+        assert (len(result) == 1 and word in result[0] and "flags_doc" not in result[0]) if word else result == []
+    checks.funcs["grad"] = 3  # as a caller of the reference might leave it
     assert warnings_about(nn.Flatten(), *FOUR) == [] and set(checks.funcs.values()) == {0}
     with pytest.raises(RuntimeError, match="in the middle"):
         warnings_about(Failing(), *FOUR)
@@ -275,8 +275,8 @@ def test_the_reference_s_warnings_about_a_network_are_returned(traced):
 
 def test_square_below_the_gradient_attacks_gives_a_warning():
     for square, count in ((0.5, 0), (0.499, 0), (0.4, 1)):
-        found = warnings_after({"clean": 0.9, "apgd-ce": 0.6, "apgd-t": 0.5, "fab-t": 0.5, "square": square})
-        assert len(found) == count and all("10.00%" in text and "flags_doc" not in text for text in found)
+        result = warnings_after({"clean": 0.9, "apgd-ce": 0.6, "apgd-t": 0.5, "fab-t": 0.5, "square": square})
+        assert len(result) == count and all("10.00%" in text and "flags_doc" not in text for text in result)
 
 
 def test_the_reference_is_named_with_its_version():

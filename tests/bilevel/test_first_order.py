@@ -81,7 +81,7 @@ def implicit_terms(model, damping=1.0, r=0.5, span=1e-4, dtype=torch.float64, li
     return exact - none, quick - none
 
 
-def agree(terms, cosine=0.9999, length=0.01):
+def terms_agree(terms, cosine=0.9999, length=0.01):
     exact, quick = terms
     return F.cosine_similarity(exact, quick, 0) > cosine and abs(quick.norm() / exact.norm() - 1) < length
 
@@ -89,13 +89,13 @@ def agree(terms, cosine=0.9999, length=0.01):
 def test_equals_the_double_backward_on_smooth_networks():
     for activation in (nn.Tanh(), nn.SiLU(), nn.Softplus(), nn.GELU()):
         for damping in (0.0, 1.0, 10.0):
-            assert agree(implicit_terms(network(activation), damping)), (activation, damping)
+            assert terms_agree(implicit_terms(network(activation), damping)), (activation, damping)
 
 
 def test_equals_the_double_backward_on_relu_networks_in_single_precision_and_with_vanishing_weights():
-    assert agree(implicit_terms(network(nn.ReLU()), span=1e-7))
-    assert agree(implicit_terms(network(nn.Tanh(), dtype=torch.float32), dtype=torch.float32), 0.99, 0.05)
-    assert agree(implicit_terms(network(nn.Tanh()), r=0.002))
+    assert terms_agree(implicit_terms(network(nn.ReLU()), span=1e-7))
+    assert terms_agree(implicit_terms(network(nn.Tanh(), dtype=torch.float32), dtype=torch.float32), 0.99, 0.05)
+    assert terms_agree(implicit_terms(network(nn.Tanh()), r=0.002))
 
 
 def test_the_difference_shrinks_with_the_span():
@@ -109,7 +109,7 @@ def test_the_difference_shrinks_with_the_span():
 def test_vanishing_weights_do_not_disturb_the_others_where_batch_norm_couples_the_samples():
     """Dividing the coupled slope by a weight of 1e-20 must not decide the step."""
     for r, cosine in ((10.0, 0.99), (0.02, 0.9)):
-        assert agree(implicit_terms(batch_norm_network(), r=r), cosine, float("inf")), r
+        assert terms_agree(implicit_terms(batch_norm_network(), r=r), cosine, float("inf")), r
 
 
 def test_values_weights_and_state_are_those_of_cid():

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
+from dense_cid import dense_cid
 from doubly.bilevel import (
     Ball,
     Box,
@@ -100,9 +101,8 @@ def kullback_leibler(r, cap):
 def worst(share):
     def risk(losses):
         total = share * len(losses)
-        counts = (total - torch.arange(len(losses), dtype=losses.dtype)).clamp(
-            0, 1
-        )  # shares of the samples, the worst first
+        # the shares of the samples, the worst first
+        counts = (total - torch.arange(len(losses), dtype=losses.dtype)).clamp(0, 1)
         return (losses.sort(descending=True).values * counts).sum() / total
 
     return risk
@@ -245,7 +245,7 @@ def estimate(composition, constraint, shared, solve, inner=h, limits=None, order
 
 
 @pytest.fixture(scope="module")
-def twin(dense_cid):
+def twin():
     @cache
     def gradient(composition, constraint, shared, inner):
         limits = CONSTRAINTS[constraint](shared)
@@ -269,8 +269,8 @@ SOLVERS = {
 }
 # The Hessian on the face is diagonal where h is separable and the face has no normal that mixes coordinates.
 FITS = [
-    (solver, constraint, shared)
-    for solver, constraint, shared in product(SOLVERS, CONSTRAINTS, (False, True))
+    (solver, composition, constraint, shared)
+    for solver, composition, constraint, shared in product(SOLVERS, COMPOSITIONS, CONSTRAINTS, (False, True))
     if solver != "diagonal" or constraint in ("whole space", "box")
 ]
 
@@ -279,54 +279,53 @@ def name(value):
     return {False: "rows", True: "shared"}[value] if isinstance(value, bool) else value.replace(" ", "-")
 
 
-@pytest.mark.parametrize(("solver", "constraint", "shared"), FITS, ids=name)
-def test_the_gradient_is_that_of_the_dense_twin_and_of_f(twin, solver, constraint, shared):
+@pytest.mark.parametrize(("solver", "composition", "constraint", "shared"), FITS, ids=name)
+def test_the_gradient_is_that_of_the_dense_twin_and_of_f(twin, solver, composition, constraint, shared):
     inner, limits = h_separable if solver == "diagonal" else h, CONSTRAINTS[constraint](shared)
-    for composition in COMPOSITIONS:
-        gradient, direction = estimate(composition, constraint, shared, SOLVERS[solver], inner, limits)
-        exact, quotients = (
-            twin(composition, constraint, shared, inner),
-            differences(composition, constraint, shared, inner),
-        )
-        assert torch.allclose(gradient, exact, rtol=1e-9, atol=1e-10), composition
-        assert torch.allclose(gradient, quotients, rtol=1e-7, atol=1e-7), composition
-        assert direction.residual.shape == (1 if shared else M,) and direction.residual.max() < 1e-11, composition
+    gradient, direction = estimate(composition, constraint, shared, SOLVERS[solver], inner, limits)
+    assert torch.allclose(gradient, twin(composition, constraint, shared, inner), rtol=1e-9, atol=1e-10)
+    assert torch.allclose(gradient, differences(composition, constraint, shared, inner), rtol=1e-7, atol=1e-7)
+    assert direction.residual.shape == (1 if shared else M,) and direction.residual.max() < 1e-11
 
 
-def test_the_constraints_bind_where_they_are_meant_to():
-    for (constraint, shared), counts in BIND.items():
-        delta, limits = minimizer(constraint, shared), CONSTRAINTS[constraint](shared)
-        rows = delta[None] if shared else delta
-        active = [len(active_functions(limits, row, i)(row)) for i, row in enumerate(rows)]
-        assert active == counts, (constraint, shared)
+@pytest.mark.parametrize(("constraint", "shared"), BIND, ids=name)
+def test_the_constraints_bind_where_they_are_meant_to(constraint, shared):
+    delta, limits = minimizer(constraint, shared), CONSTRAINTS[constraint](shared)
+    rows = delta[None] if shared else delta
+    assert [len(active_functions(limits, row, i)(row)) for i, row in enumerate(rows)] == BIND[constraint, shared]
 
 
-def test_the_value_of_a_composition_is_the_risk_that_the_twin_differentiates():
-    for name, (composed, risk, outer) in COMPOSITIONS.items():
-        values = outer(THETA, minimizer("box", False))
-        assert torch.allclose(composed.value(values), risk(values), rtol=1e-12), name
+@pytest.mark.parametrize("composition", COMPOSITIONS, ids=name)
+def test_the_value_of_a_composition_is_the_risk_that_the_twin_differentiates(composition):
+    composed, risk, outer = COMPOSITIONS[composition]
+    values = outer(THETA, minimizer("box", False))
+    assert torch.allclose(composed.value(values), risk(values), rtol=1e-12)
 
 
-def test_weights_are_clipped_in_the_table():
-    for composition, weight in [
+@pytest.mark.parametrize(
+    ("composition", "weight"),
+    [
         ("capped log-mean-exp", 1.5),
         ("chi-square", 0),
         ("capped chi-square", 0),
         ("capped chi-square", 1.6),
         ("cvar", 6 - 2 / 0.35),
-    ]:
-        _, direction = estimate(composition, "ball", False, None)
-        assert 1 <= equal(direction.cotangents, weight).sum() < M, composition
+    ],
+)
+def test_weights_are_clipped_in_the_table(composition, weight):
+    _, direction = estimate(composition, "ball", False, None)
+    assert 1 <= equal(direction.cotangents, weight).sum() < M
 
 
-def test_without_its_face_the_gradient_is_wrong():
-    for constraint, shared in BINDING:
-        gradient, _ = estimate("mean", constraint, shared, SOLVERS["direct"])
-        true = differences("mean", constraint, shared)
-        assert (gradient - true).norm() > 0.05 * true.norm(), (constraint, shared)
+@pytest.mark.parametrize(("constraint", "shared"), BINDING, ids=name)
+def test_without_its_face_the_gradient_is_wrong(constraint, shared):
+    gradient, _ = estimate("mean", constraint, shared, SOLVERS["direct"])
+    true = differences("mean", constraint, shared)
+    assert (gradient - true).norm() > 0.05 * true.norm()
 
 
-def test_without_its_multiplier_the_gradient_on_a_ball_is_wrong():
+@pytest.mark.parametrize("shared", [False, True], ids=name)
+def test_without_its_multiplier_the_gradient_on_a_ball_is_wrong(shared):
     class Flat(NamedTuple):
         ball: Ball
 
@@ -336,22 +335,23 @@ def test_without_its_multiplier_the_gradient_on_a_ball_is_wrong():
         def face(self, delta, slope):
             return replace(self.ball.face(delta, slope), multiplier=None)
 
-    for shared in (False, True):
-        gradient, _ = estimate("mean", "ball", shared, SOLVERS["direct"], limits=Flat(CONSTRAINTS["ball"](shared)))
-        true = differences("mean", "ball", shared)
-        assert (gradient - true).norm() > 0.05 * true.norm(), shared
+    gradient, _ = estimate("mean", "ball", shared, SOLVERS["direct"], limits=Flat(CONSTRAINTS["ball"](shared)))
+    true = differences("mean", "ball", shared)
+    assert (gradient - true).norm() > 0.05 * true.norm()
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=name)
-def test_the_order_of_the_samples_does_not_matter(shared):
-    order, limits = torch.tensor([4, 0, 5, 2, 1, 3]), CONSTRAINTS["ball"](shared)
+@pytest.mark.parametrize("composition", COMPOSITIONS, ids=name)
+def test_the_order_of_the_samples_does_not_matter(composition, shared):
+    order = torch.tensor([4, 0, 5, 2, 1, 3])
+    limits = CONSTRAINTS["ball"](shared)
     reordered = limits if shared else Ball(limits.radius[order])
-    for name, (composed, _, _) in COMPOSITIONS.items():
-        expected, one = estimate(name, "ball", shared, SOLVERS["cg"], limits=limits)
-        gradient, other = estimate(name, "ball", shared, SOLVERS["cg"], limits=reordered, order=order)
-        assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-13), name
-        assert torch.allclose(one.cotangents[order], other.cotangents, rtol=1e-12), name
-        assert torch.allclose(composed.estimate(one.state), composed.estimate(other.state), rtol=1e-12), name
+    expected, one = estimate(composition, "ball", shared, SOLVERS["cg"], limits=limits)
+    gradient, other = estimate(composition, "ball", shared, SOLVERS["cg"], limits=reordered, order=order)
+    assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-13)
+    assert torch.allclose(one.cotangents[order], other.cotangents, rtol=1e-12)
+    composed = COMPOSITIONS[composition].composition
+    assert torch.allclose(composed.estimate(one.state), composed.estimate(other.state), rtol=1e-12)
 
 
 # Problems drawn by hypothesis
@@ -451,35 +451,35 @@ STEEP = [
 ]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("composition", STEEP, ids=repr)
-def test_losses_a_million_times_r_give_no_nan(composition):
-    for dtype in (torch.float32, torch.float64):
-        a, b, theta = A.to(dtype), B.to(dtype), THETA.to(dtype).requires_grad_()
-        state = {}
-        for scale in (1.0, 1e-7, 1.0, 0.0, 0.3):  # each step starts from the state that the one before left
+def test_losses_a_million_times_r_give_no_nan(composition, dtype):
+    a, b, theta = A.to(dtype), B.to(dtype), THETA.to(dtype).requires_grad_()
+    state = {}
+    for scale in (1.0, 1e-7, 1.0, 0.0, 0.3):  # each step starts from the state that the one before left
 
-            def terms(delta, scale=scale, a=a, b=b, theta=theta):
-                shares = torch.softmax((b * delta).sum(1) + a[:, 0] @ theta, 0)
-                return Terms(scale * shares / shares.max().detach(), 0.5 * (delta - a @ theta).square().sum(1))
+        def terms(delta, scale=scale):
+            shares = torch.softmax((b * delta).sum(1) + a[:, 0] @ theta, 0)
+            return Terms(scale * shares / shares.max().detach(), 0.5 * (delta - a @ theta).square().sum(1))
 
-            direction = cid(terms, (a @ theta).detach(), composition, state, Direct())
-            gradient, state = torch.autograd.grad(direction.loss, theta)[0], direction.state
-            value = composition.value(direction.values)
-            assert direction.values.max() / composition.r == pytest.approx(1e6 * scale, rel=1e-4)
-            assert gradient.isfinite().all() and gradient.dtype is dtype
-            assert value.isfinite() and value.dtype is dtype
-            assert direction.cotangents.isfinite().all() and all(part.isfinite().all() for part in state.values())
+        direction = cid(terms, (a @ theta).detach(), composition, state, Direct())
+        gradient, state = torch.autograd.grad(direction.loss, theta)[0], direction.state
+        assert direction.values.max() / composition.r == pytest.approx(1e6 * scale, rel=1e-4)
+        assert gradient.isfinite().all() and gradient.dtype is dtype
+        assert composition.value(direction.values).isfinite() and composition.value(direction.values).dtype is dtype
+        assert direction.cotangents.isfinite().all() and all(part.isfinite().all() for part in state.values())
 
 
-def test_at_a_million_times_r_the_gradient_is_that_of_the_worst_sample():
-    theta, delta = THETA.clone().requires_grad_(), minimizer("whole space", False)
-    top = int(g(THETA, delta).argmax())
+@pytest.mark.parametrize("composition", [LogMeanExp(1e-6), ChiSquare(1e-6), CVaR(1e-6)], ids=repr)
+def test_at_a_million_times_r_the_gradient_is_that_of_the_worst_sample(composition):
+    theta = THETA.clone().requires_grad_()
+    delta = minimizer("whole space", False)
+    all_samples = cid(lambda delta: Terms(g(theta, delta), h(theta, delta)), delta, composition, {}, SOLVERS["direct"])
+    top = int(all_samples.values.argmax())
 
-    def estimated(composition, samples):
-        terms = lambda delta: Terms(g(theta, delta, samples), h(theta, delta, samples))  # noqa: E731
-        direction = cid(terms, delta[samples], composition, {}, SOLVERS["direct"])
-        return torch.autograd.grad(direction.loss, theta)[0]
+    def only_the_worst(delta):
+        return Terms(g(theta, delta, [top]), h(theta, delta, [top]))
 
-    expected = estimated(RunningMean(), [top])
-    for composition in (LogMeanExp(1e-6), ChiSquare(1e-6), CVaR(1e-6)):
-        assert torch.allclose(estimated(composition, ALL), expected, rtol=1e-9), composition
+    worst = cid(only_the_worst, delta[[top]], RunningMean(), {}, SOLVERS["direct"])
+    gradients = [torch.autograd.grad(direction.loss, theta)[0] for direction in (all_samples, worst)]
+    assert torch.allclose(*gradients, rtol=1e-9)

@@ -1,8 +1,6 @@
 """`minimize` reaches solutions that are known."""
 
-import runpy
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,14 +21,28 @@ from doubly.bilevel import (
     Simplex,
     Terms,
 )
+from toy_bilevel import (
+    DATA,
+    EXACT,
+    ONE,
+    RIDGE,
+    ROWS,
+    START,
+    A,
+    B,
+    C,
+    D,
+    N,
+    P,
+    logarithm,
+    normal,
+    quadratic,
+    reachable,
+    run,
+    solution,
+    without_ridge,
+)
 
-TOY = runpy.run_path(str(Path(__file__).with_name("toy_problem.py")))
-A, B, C, D, DATA, EXACT, N, ONE, P, RIDGE, ROWS, SGD, START = (
-    TOY[name] for name in ("A", "B", "C", "D", "DATA", "EXACT", "N", "ONE", "P", "RIDGE", "ROWS", "SGD", "START")
-)
-logarithm, normal, quadratic, reachable, run, solution, without_ridge = (
-    TOY[name] for name in ("logarithm", "normal", "quadratic", "reachable", "run", "solution", "without_ridge")
-)
 each_shape = pytest.mark.parametrize("shared", [False, True], ids=["rows", "shared"])
 
 

@@ -1,8 +1,6 @@
 """What `minimize` accepts, leaves unchanged and refuses."""
 
-import runpy
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -21,14 +19,7 @@ from doubly.bilevel import (
     Terms,
 )
 from doubly.bilevel.progress_bar import ProgressBar
-
-TOY = runpy.run_path(str(Path(__file__).with_name("toy_problem.py")))
-B, D, DATA, N, ONE, RIDGE, ROWS, SGD, START = (
-    TOY[name] for name in ("B", "D", "DATA", "N", "ONE", "RIDGE", "ROWS", "SGD", "START")
-)
-alike, quadratic, reachable, run, without_ridge = (
-    TOY[name] for name in ("alike", "quadratic", "reachable", "run", "without_ridge")
-)
+from toy_bilevel import DATA, ONE, RIDGE, ROWS, SGD, START, B, D, N, alike, quadratic, reachable, run, without_ridge
 
 
 class Sample(NamedTuple):
@@ -49,11 +40,11 @@ def test_data_may_be_any_collection_of_rows_or_nothing():
         result = run(data=data, problem=lambda t, d, b, read=read: quadratic(t, d, read(b)), batch_size=4, steps=6)
         assert alike(result, expected), type(data)
 
-    def whole(theta, delta, batch):
+    def all_data(theta, delta, batch):
         return quadratic(theta, delta, DATA)
 
-    assert alike(run(data=None, problem=whole), run())
-    assert alike(run(delta=ONE, data=None, problem=whole, shared=True), run(delta=ONE, shared=True))
+    assert alike(run(data=None, problem=all_data), run())
+    assert alike(run(delta=ONE, data=None, problem=all_data, shared=True), run(delta=ONE, shared=True))
 
 
 def test_a_loader_begins_again_and_a_generator_ends_the_run():

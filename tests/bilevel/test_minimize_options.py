@@ -1,9 +1,7 @@
 """What the options of `minimize` do."""
 
-import runpy
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,14 +14,25 @@ from doubly.bilevel import (
     RunningMean,
     Terms,
 )
+from toy_bilevel import (
+    DATA,
+    EXACT,
+    ONE,
+    RIDGE,
+    ROWS,
+    START,
+    A,
+    B,
+    D,
+    N,
+    alike,
+    logarithm,
+    normal,
+    quadratic,
+    run,
+    solution,
+)
 
-TOY = runpy.run_path(str(Path(__file__).with_name("toy_problem.py")))
-A, B, D, DATA, EXACT, N, ONE, RIDGE, ROWS, START = (
-    TOY[name] for name in ("A", "B", "D", "DATA", "EXACT", "N", "ONE", "RIDGE", "ROWS", "START")
-)
-alike, logarithm, normal, quadratic, run, solution = (
-    TOY[name] for name in ("alike", "logarithm", "normal", "quadratic", "run", "solution")
-)
 each_shape = pytest.mark.parametrize("shared", [False, True], ids=["rows", "shared"])
 
 

@@ -118,7 +118,7 @@ def two(tmp_path_factory):
         subprocess.Popen([*command, rank], env=environment, stderr=subprocess.PIPE, text=True) for rank in "01"
     ]
     try:
-        messages = [process.communicate(timeout=300)[1] for process in processes]
+        messages = [process.communicate(timeout=600)[1] for process in processes]
     finally:
         for process in processes:  # one may still wait for the other, which failed
             process.kill()

@@ -4,7 +4,6 @@ import functools
 import json
 import math
 import re
-import runpy
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,13 +15,13 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+import dataset_writers as write
 from doubly.checkpoints.load import load_run
 from doubly.data import Digits, ExponentialImbalance, StepImbalance, load_splits
 from doubly.data.download.dataset_files import md5
 from doubly.data.download.published import PUBLISHED
 from doubly.training.setup import prepare_data
 
-write = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "originals.py")))
 QUICK = [
     *("--epochs", "1", "--threads", "1", "--model.width", "2", "--device", "cpu"),
     *("--method.attack.steps", "1", "--validation.attack.steps", "1", "--validation.size", "40"),

@@ -84,7 +84,7 @@ def test_errors_become_exit_codes_and_one_sentence(cli, raising):
         cli("export")
 
 
-def test_of_the_processes_of_torchrun_the_first_prints_and_others_say_who_they_are(cli, raising, monkeypatch):
+def test_the_first_process_of_torchrun_prints_and_errors_of_others_name_their_process(cli, raising, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     assert cli("--version") == (0, "", "")

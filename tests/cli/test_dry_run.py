@@ -34,7 +34,7 @@ def test_without_the_data_the_published_sizes_count_with_a_message(dry_run):
     assert LINE.fullmatch(out).group("data", "images", "model") == ("CIFAR-10", "50,000", "NarrowResNet")
     assert code == 0 and "doubly data fetch cifar10" in err and "as if the published files were here" in err
     code, out, err = dry_run("digits.at", "--set", 'data.source={"kind": "dataset.folder", "path": "nowhere"}')
-    assert (code, out) == (2, "") and "nowhere" in err and err.count("\n") == 1  # that nobody published
+    assert (code, out) == (2, "") and "nowhere" in err and err.count("\n") == 1  # there is no such download
 
 
 def test_the_seconds_are_those_of_the_steps_that_are_left(dry_run, cli, monkeypatch):

@@ -75,7 +75,7 @@ def test_a_plan_runs_and_then_nothing_is_left(reproduce, monkeypatch, request, i
 
 def test_a_run_that_fails_is_reported_and_the_others_are_shown(reproduce, inline, no_pictures):
     Path("out/digits.done_pgd-s0").mkdir(parents=True)
-    Path("out/digits.done_pgd-s0/letter.txt").write_text("somebody's file")
+    Path("out/digits.done_pgd-s0/letter.txt").write_text("a file of the user")
     code, out, err = reproduce(
         "tiny", "--seeds", 1, "--no-autoattack", "--output", "out", "--methods", "at", "done_pgd"
     )
@@ -94,7 +94,7 @@ def test_a_dry_run_shows_runs_states_and_times(reproduce):
     assert rows["digits.at-s0"][1:6] == ["to", "do", "2", "+", "2"]
     assert rows["digits.done_pgd-s0"][3:6] == ["3", "+", "3"]
     assert "6 of 6 runs to do: about " in out and " with 1 jobs" in out
-    assert err.startswith("from ") and " s for a pass of 512 images of 8 x 8 pixels here, " in err
+    assert err.startswith("estimated from ") and " s for a pass of 512 images of 8 x 8 pixels, " in err
     assert err.count("\n") == 1 and not Path("runs").exists()
 
 

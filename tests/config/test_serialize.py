@@ -105,7 +105,7 @@ def test_wrong_values_are_refused_with_their_place():
         ("method.temperature.values", [10.0, True, 0.1], "config.method.temperature.values[1] must be of type float"),
         ("method", "done", 'config.method must be an object with a "kind"'),
         ("method", {"eta": 0.9}, 'config.method must be an object with a "kind"'),
-        ("method", {"kind": "attack.pgd"}, "config.method must be a Method, but attack.pgd is none"),
+        ("method", {"kind": "attack.pgd"}, "config.method must be a Method, but attack.pgd is not one"),
         ("model", {"kind": "schedule.constant"}, "config.model must be a Model"),
         ("optimizer", {"kind": "validation"}, "config.optimizer must be a OptimizerConfig"),
         ("method.attack.threat.radius", 8, "epsilon must lie in (0, 1]"),

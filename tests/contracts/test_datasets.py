@@ -3,8 +3,6 @@
 import importlib
 import inspect
 import pkgutil
-import runpy
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+import dataset_writers as write
 import doubly.data
 from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Augmentation, DataSource, ImageFolder, Imbalance
 from doubly.data.download.published import PUBLISHED
 from doubly.errors import UsageError
 from doubly.seeding import BatchGenerator
 
-WRITE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "originals.py")))
 FIELDS = {"folder": ImageFolder("folder")}  # where the defaults name no files
 TABLES = {"load": (DATASETS, DataSource), "keep": (IMBALANCES, Imbalance), "__call__": (AUGMENTATIONS, Augmentation)}
 
@@ -33,13 +31,13 @@ def is_value(thing):
 
 @pytest.mark.parametrize("method", TABLES)
 def test_every_value_in_the_folder_is_listed(method):
-    found = set()
+    result = set()
     for module in pkgutil.walk_packages(doubly.data.__path__, "doubly.data."):
         for _, thing in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if is_value(thing) and method in vars(thing) and thing.__module__.startswith("doubly.data"):
-                found.add(thing)
+                result.add(thing)
     table, protocol = TABLES[method]
-    assert found == set(table.values())
+    assert result == set(table.values())
     for kind in table.values():
         assert isinstance(kind(), protocol)
         assert kind() == kind() and kind.__dataclass_params__.frozen
@@ -53,15 +51,15 @@ def write_everything(folder):
     def sign(seed, label, track):
         return SimpleNamespace(pixels=part(seed, 1, (3, 20, 24))[0][0], label=label, track=track, number=0)
 
-    WRITE.cifar10_python(folder, [part(number, 10) for number in range(5)], part(9, 10))
-    WRITE.cifar100_python(folder, part(0, 100, classes=100), part(1, 100, classes=100))
-    WRITE.svhn(folder, part(0, 20), part(1, 10))
-    WRITE.stl10(folder, part(0, 20, (3, 96, 96)), part(1, 10, (3, 96, 96)))
-    WRITE.gtsrb_original(
+    write.cifar10_python(folder, [part(number, 10) for number in range(5)], part(9, 10))
+    write.cifar100_python(folder, part(0, 100, classes=100), part(1, 100, classes=100))
+    write.svhn(folder, part(0, 20), part(1, 10))
+    write.stl10(folder, part(0, 20, (3, 96, 96)), part(1, 10, (3, 96, 96)))
+    write.gtsrb_original(
         folder, [sign(k, k % 43, k // 43) for k in range(86)], [sign(100 + k, k, 0) for k in range(43)]
     )
     for name in ("mnist", "fashion_mnist"):
-        WRITE.mnist(folder, part(0, 20, (1, 28, 28)), part(1, 10, (1, 28, 28)), folder=name)
+        write.mnist(folder, part(0, 20, (1, 28, 28)), part(1, 10, (1, 28, 28)), folder=name)
     (x, y), (x_test, y_test) = part(0, 20), part(1, 10)
     np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
     for number, (image, label) in enumerate(zip(x, y, strict=True)):

@@ -81,7 +81,7 @@ class ErrorElsewhere(Communicator):
         return [text, "UsageError:refused: there"]
 
 
-def test_an_error_of_another_process_is_raised_here():
+def test_an_error_of_another_process_is_raised_in_this_one():
     with pytest.raises(UsageError, match=r"^refused: there$"):
         run_together(ErrorElsewhere(), lambda: 7)
 
@@ -109,17 +109,17 @@ def raise_error(error):
 
 @pytest.fixture(scope="module")
 def results():
-    """Return what each of three processes found."""
+    """Return the results of each of three processes."""
     if not hasattr(os, "fork"):
         pytest.skip("needs fork")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def everywhere(results, name):
-    """Return what all processes found, which has to be the same."""
+    """Return a result that has to be the same on all processes."""
     first = results[0][name]
     assert all(result[name] == first for result in results)
     return first
@@ -131,6 +131,7 @@ def test_tensors_are_gathered_assembled_averaged_and_broadcast(results):
     assert everywhere(results, "mean") == [1.0, [20.0, 10.0]]
     assert everywhere(results, "broadcast") == [[[0.0, 0.0], [0.0, 0.0]], [5.0]]
     assert [result["share"] for result in results] == [[0, 2], [2, 4], [4, 7]]
+    assert [result["rows"] for result in results] == [[0, 12], [4, 12], [8, 12]]
 
 
 def test_a_sum_can_be_differentiated_twice(results):
@@ -189,6 +190,7 @@ def check_tensors(group):
     return {
         "all_gather": group.all_gather(rows).tolist(),
         "share": [start, end],
+        "rows": group.rows(4),
         "assemble": group.assemble(torch.arange(start, end), start, 7).tolist(),
         "mean": [tensor.tolist() for tensor in mean],
         "broadcast": [tensor.tolist() for tensor in buffers],

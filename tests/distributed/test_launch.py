@@ -1,10 +1,14 @@
-"""Joining the processes of torchrun; nobody answers here. Real processes are tested in test_collectives.py."""
+"""Joining the processes of torchrun; the others never answer here. Real processes are tested in test_collectives.py."""
+
+import socket
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from doubly.distributed import SINGLE_PROCESS, Communicator, join_processes
+from doubly.distributed import SINGLE_PROCESS, Communicator, join_processes, launch
 from doubly.distributed.launch import job_id, launched, was_restarted
 from doubly.errors import UsageError
 
@@ -17,7 +21,7 @@ def torchrun(monkeypatch):
     return monkeypatch
 
 
-def test_a_single_process_joins_nobody(monkeypatch):
+def test_a_single_process_joins_no_group(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with join_processes() as communicator:
         assert communicator is SINGLE_PROCESS and not dist.is_initialized() and launched() == (0, 1)
@@ -40,7 +44,7 @@ def test_a_process_that_cannot_join_is_told_why(torchrun):
 
 
 class OtherRestarted(Communicator):
-    """Of several processes another one was restarted."""
+    """Another one of several processes was restarted."""
 
     def all_gather_text(self, text):
         return [text, "yes"]
@@ -70,3 +74,16 @@ def test_only_a_run_that_the_same_job_began_resumes_by_itself(tiny, tmp_path, mo
         else:
             with pytest.raises(UsageError, match="already holds a run: add --resume"):
                 tiny.train(run, output)
+
+
+def test_the_port_of_a_closed_store_is_looked_up_again(monkeypatch):
+    with socket.create_server(("localhost", 0)) as server:
+        closed_port = server.getsockname()[1]
+    store = dist.TCPStore("localhost", 0, 2, is_master=True, wait_for_workers=False)
+    ports, joined = iter([closed_port, store.port]), []
+    published = SimpleNamespace(get=lambda key: str(next(ports)))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setattr(dist, "rendezvous", lambda *args, **options: iter([(published, 1, 2)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, store, **options: joined.append(store.port))
+    launch._rendezvous(1, 2, "gloo", timedelta(minutes=10))
+    assert joined == [store.port]

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -12,12 +11,12 @@ import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from doubly.cli import main
 from doubly.rundir import read_metrics, sha256
+from evaluation_inputs import AUTOATTACK, command, write_inputs
 
 DEADLINE = 600.0  # seconds that a test waits for an event before it fails; on an idle machine events take a few
 RECIPE = "digits.imbalanced.done_pgd"
@@ -194,8 +193,6 @@ def doubly(tmp_path, fork_server):
 
 # --- networks and evaluations ----------------------------------------------------------------------------------------
 
-tools = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("workshop.py"))))
-
 
 def call_in(folder, *words):
     """Call `doubly` in this process, for fixtures of a module: (exit code, stdout, stderr)."""
@@ -208,17 +205,17 @@ def call_in(folder, *words):
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory):
+def inputs(tmp_path_factory):
     """Return a folder with networks, weights and images."""
-    folder = tmp_path_factory.mktemp("workshop")
-    tools.write_workshop(folder)
+    folder = tmp_path_factory.mktemp("inputs")
+    write_inputs(folder)
     return folder
 
 
 @pytest.fixture
-def run(cli, workshop, monkeypatch):
+def run(cli, inputs, monkeypatch):
     """Return a function that calls `doubly` in the folder with the networks; the output goes elsewhere."""
-    monkeypatch.chdir(workshop)
+    monkeypatch.chdir(inputs)
     return cli
 
 
@@ -228,28 +225,28 @@ def output(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def whole(workshop):
+def complete(inputs):
     """Return the folder of an evaluation with AutoAttack that nothing disturbed, and what it printed."""
-    return workshop / "whole", *call_in(workshop, *tools.command("linear", *tools.AUTOATTACK, output="whole"))
+    return inputs / "complete", *call_in(inputs, *command("linear", *AUTOATTACK, output="complete"))
 
 
 @pytest.fixture
-def copy(whole, output):
+def copy(complete, output):
     """Return a copy of that evaluation, to be damaged."""
-    return shutil.copytree(whole[0], output)
+    return shutil.copytree(complete[0], output)
 
 
 @pytest.fixture(scope="session")
-def plain(workshop):
+def plain(inputs):
     """Return two evaluations without AutoAttack, of different weights."""
     for name, weights in (("first", "net.safetensors"), ("second", "other.pt")):
-        call_in(workshop, *tools.command("linear", "--epsilon", 0.15, weights=weights, output=name))
-    assert "RA-AA" not in (workshop / "first" / "evaluation.json").read_text()
-    return workshop / "first", workshop / "second"
+        call_in(inputs, *command("linear", "--epsilon", 0.15, weights=weights, output=name))
+    assert "RA-AA" not in (inputs / "first" / "evaluation.json").read_text()
+    return inputs / "first", inputs / "second"
 
 
 @pytest.fixture
-def processes(doubly, workshop):
+def processes(doubly, inputs):
     """Return real processes in the folder with the networks."""
-    doubly.folder = workshop
+    doubly.folder = inputs
     return doubly

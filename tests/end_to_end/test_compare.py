@@ -1,22 +1,14 @@
 """doubly compare."""
 
-import runpy
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 from rich.console import Console
 
-tools = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("workshop.py"))))
-PLAIN = tools.PLAIN
-is_one_sentence = tools.is_one_sentence
-evaluation = tools.evaluation
-command = tools.command
-split = tools.split
+from evaluation_inputs import PLAIN, command, is_one_sentence
 
 
-def test_two_evaluations_are_compared_also_in_a_narrow_terminal(run, plain, whole, monkeypatch):
+def test_two_evaluations_are_compared_also_in_a_narrow_terminal(run, plain, complete, monkeypatch):
     code, out, err = run("compare", *plain, "--resamples", 50)
     assert (code, err) == (0, "") and all(word in out for word in ("average", "tail", "SA", "RA-PGD", "RA-margin"))
     correct = []
@@ -29,8 +21,8 @@ def test_two_evaluations_are_compared_also_in_a_narrow_terminal(run, plain, whol
     difference = 100 * (first.mean() - second.mean())
     assert cells[3] == f"{difference:+.1f}" and difference != 0
     monkeypatch.setattr("doubly.cli.OUT", Console(width=80))
-    _, out, _ = run("compare", whole[0], whole[0], "--resamples", 10)
-    assert "…" not in out and "RA-AA" in out
+    _, out, _ = run("compare", complete[0], complete[0], "--resamples", 10)
+    assert "…" not in out and "RA-AA" in out and "+0.0 (+0.0, +0.0)" in out
 
 
 def test_what_cannot_be_compared_is_refused(run, plain, tmp_path):

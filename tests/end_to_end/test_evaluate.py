@@ -3,11 +3,9 @@
 import dataclasses
 import pickle
 import re
-import runpy
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,19 +14,19 @@ from PIL import Image
 
 import doubly
 from doubly.evaluation.config import EvalConfig
-
-tools = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("workshop.py"))))
-NETS = tools.NETS
-NETWORKS = tools.NETWORKS
-AUTOATTACK = tools.AUTOATTACK
-PLAIN = tools.PLAIN
-contents = tools.contents
-is_one_sentence = tools.is_one_sentence
-evaluation = tools.evaluation
-results = tools.results
-command = tools.command
-split = tools.split
-nearest_mean = tools.nearest_mean
+from evaluation_inputs import (
+    AUTOATTACK,
+    NETS,
+    NETWORKS,
+    PLAIN,
+    command,
+    contents,
+    evaluation,
+    is_one_sentence,
+    nearest_mean,
+    results,
+    split,
+)
 
 
 def test_weights_and_images_mean_the_same_in_every_file(run, plain, tmp_path):
@@ -59,13 +57,13 @@ def test_a_dataset_or_a_recipe_gives_its_test_images_and_a_function_its_number_o
     assert results(tmp_path / "digits")[1] == results(tmp_path / "digits.at")[1]  # the weights follow from a seed
 
 
-def test_the_output_has_a_name_of_its_own_if_none_is_given(cli, tmp_path, workshop):
+def test_the_output_has_a_name_of_its_own_if_none_is_given(cli, tmp_path, inputs):
     (tmp_path / "pack").mkdir()
-    data = workshop / "digits.npz"
+    data = inputs / "digits.npz"
     for name in ("one", "two"):
         (tmp_path / "pack" / f"{name}.py").write_text(NETWORKS)
         assert cli("evaluate", "--model", f"pack.{name}:linear", "--data", data, *PLAIN)[0] == 0
-    weights = workshop / "net.safetensors"
+    weights = inputs / "net.safetensors"
     _, out, _ = cli("evaluate", "--model", "pack.one:linear", "--weights", weights, "--data", data, *PLAIN)
     names = sorted(path.name for path in (tmp_path / "evaluations").iterdir())
     pattern = r"net-[0-9a-f]{6} pack\.one-linear-[0-9a-f]{6} pack\.two-linear-[0-9a-f]{6}"
@@ -141,7 +139,7 @@ def test_networks_weights_and_images_that_do_not_fit_are_refused(run, copy):
         ("wide", {}, r"cannot take images of shape \(1, 8, 8\).*give images of the size"),
         ("nan", {}, r"the model's logits: 48 of 48 values are NaN or infinite"),
         ("key_error", {}, r"KeyError"),
-        ("own_weights_do_not_fit", {}, r"Error\(s\) in loading state_dict"),
+        ("weights_do_not_fit", {}, r"Error\(s\) in loading state_dict"),
         ("nothing", {}, r"has no attribute 'nothing'; run from the folder that holds the module"),
         ("number", {}, r"must return an nn.Module, got int"),
         ("of_a_path", {}, r"missing a required argument: 'path'.*name a function of nothing, or of classes"),
@@ -249,10 +247,10 @@ def test_images_curve_and_tail_are_as_large_as_the_options_say(run, tmp_path):
     assert [point["epsilon"] for point in points] == pytest.approx([0, 0.0375, 0.075, 0.15, 0.225, 0.3, 0.45, 0.6])
 
 
-def test_attacked_images_are_saved_exactly_or_as_pictures(run, workshop, output, tmp_path):
+def test_attacked_images_are_saved_exactly_or_as_pictures(run, inputs, output, tmp_path):
     words = ["--epsilon", 0.15, "--save-examples", "npz", "--max-examples", 8, *PLAIN]
     assert run(*command("linear", *words, output=output))[0] == 0
-    with np.load(workshop / "digits.npz") as file:
+    with np.load(inputs / "digits.npz") as file:
         gray_levels = file["x_test"]
     with np.load(output / "examples" / "pgd" / "examples.npz") as file:
         difference = np.abs(file["x"] - gray_levels[file["ids"], None] / 255)
@@ -272,7 +270,7 @@ def test_attacked_images_are_saved_exactly_or_as_pictures(run, workshop, output,
 def test_a_network_whose_numbers_cannot_be_trusted_is_suspicious(run, output):
     code, out, _ = run(*command("loud", "--epsilon", 0.1, weights=None, output=output))
     trust = evaluation(output)["trust"]
-    assert code == 0 and "can it be trusted? suspicious" in out and trust["verdict"] == "suspicious"
+    assert code == 0 and "can the numbers be trusted? suspicious" in out and trust["verdict"] == "suspicious"
     verdicts = {line["name"]: line["verdict"] for line in trust["lines"]}
     assert verdicts["logit scale"] == "suspicious" and verdicts["AutoAttack's own warnings"] == "not measured"
     assert trust["measured"] == 8

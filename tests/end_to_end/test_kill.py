@@ -1,4 +1,4 @@
-"""kill -9 at ten moments spread over a run: what is resumed ends with the bits of the run that nobody touched."""
+"""kill -9 at ten moments spread over a run: what is resumed ends with the bits of a run that was not killed."""
 
 import random
 import signal

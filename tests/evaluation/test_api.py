@@ -97,10 +97,10 @@ class Recorder(Callback):
 
 def test_results_that_are_known_by_hand_on_any_kind_of_data():
     for data in (IMAGES, (X, Y), (X.numpy(), Y.numpy()), TensorDataset(X, Y)):
-        found = doubly.evaluate(Threshold(), data, threat=doubly.LinfBall(0.1), attacks=["pgd", "margin"])
-        assert isinstance(found, EvalResult) and found.trust["verdict"] == "fine"
-        assert (found.sa, found.ra_pgd, found.accuracy("margin")) == (6 / 7, 2 / 7, 2 / 7)
-        assert found.correct["pgd"].tolist() == [True, False, False, False, False, True, False]
+        result = doubly.evaluate(Threshold(), data, threat=doubly.LinfBall(0.1), attacks=["pgd", "margin"])
+        assert isinstance(result, EvalResult) and result.trust["verdict"] == "fine"
+        assert (result.sa, result.ra_pgd, result.accuracy("margin")) == (6 / 7, 2 / 7, 2 / 7)
+        assert result.correct["pgd"].tolist() == [True, False, False, False, False, True, False]
     summary = evaluate(Threshold(), IMAGES, attacks=[ATTACK], seed=3, chunk_size=4, about={"note": "x"}).summary()
     assert summary["per_class"]["dark"].items() >= {"n": 3, "sa": 1.0, "ra_pgd": 1 / 3}.items()
     assert summary["per_class"]["light"].items() >= {"n": 4, "sa": 0.75, "ra_pgd": 0.25}.items()
@@ -114,17 +114,17 @@ def test_results_that_are_known_by_hand_on_any_kind_of_data():
 def test_an_l2_threat_moves_the_mean_of_four_pixels_by_half_its_radius():
     for radius, correct in ((0.03, 6), (0.05, 4), (0.11, 2), (0.9, 0)):
         attacks = ["pgd", AutoAttack(L2Ball(radius), ("apgd-ce",), 20)]
-        found = evaluate(Threshold(), IMAGES, L2Ball(radius), attacks, **FAST)
-        assert found.correct["pgd"].sum() == found.correct["autoattack_in_part"].sum() == correct
-        assert found.protocol["attack"]["threat"]["kind"] == "threat.l2" and found.autoattack["norm"] == "L2"
-        assert found.examples["outside"] == 0 and found.examples["largest"] <= 1 + 1e-5
+        result = evaluate(Threshold(), IMAGES, L2Ball(radius), attacks, **FAST)
+        assert result.correct["pgd"].sum() == result.correct["autoattack_in_part"].sum() == correct
+        assert result.protocol["attack"]["threat"]["kind"] == "threat.l2" and result.autoattack["norm"] == "L2"
+        assert result.examples["outside"] == 0 and result.examples["largest"] <= 1 + 1e-5
 
 
 def test_without_a_threat_it_is_that_of_the_attacks():
-    found = evaluate(Threshold(), IMAGES, attacks=["pgd"], **FAST)
-    assert found.protocol["attack"]["threat"]["radius"] == 8 / 255
-    found = evaluate(Threshold(), IMAGES, attacks=[PGD(L2Ball(0.2), 3), "quick"], **FAST)
-    assert (found.autoattack["epsilon"], found.autoattack["norm"], found.label) == (0.2, "L2", "RA-APGD")
+    result = evaluate(Threshold(), IMAGES, attacks=["pgd"], **FAST)
+    assert result.protocol["attack"]["threat"]["radius"] == 8 / 255
+    result = evaluate(Threshold(), IMAGES, attacks=[PGD(L2Ball(0.2), 3), "quick"], **FAST)
+    assert (result.autoattack["epsilon"], result.autoattack["norm"], result.label) == (0.2, "L2", "RA-APGD")
     seeded = replace(ENSEMBLE, seed=5)
     assert evaluate(Threshold(), IMAGES, attacks=[seeded], **FAST).autoattack["seed"] == 5
 
@@ -159,36 +159,36 @@ def test_a_part_of_the_images_is_always_the_same_and_in_proportion():
 
 
 def test_autoattack_on_a_part_of_the_images_is_compared_on_those(tmp_path):
-    found = evaluate(Threshold(), many_images(), BALL, ["pgd", ENSEMBLE], autoattack_images=8, output=tmp_path)
-    run = found.predictions["autoattack_in_part"] >= 0
-    assert run.sum() == 8 and np.bincount(found.y[run]).tolist() == [4, 4]
-    gap = found.correct["pgd"][run].mean() - found.correct["autoattack_in_part"][run].mean()
-    check = next(line for line in found.trust["lines"] if line["name"] == "PGD minus AutoAttack")
+    result = evaluate(Threshold(), many_images(), BALL, ["pgd", ENSEMBLE], autoattack_images=8, output=tmp_path)
+    run = result.predictions["autoattack_in_part"] >= 0
+    assert run.sum() == 8 and np.bincount(result.y[run]).tolist() == [4, 4]
+    gap = result.correct["pgd"][run].mean() - result.correct["autoattack_in_part"][run].mean()
+    check = next(line for line in result.trust["lines"] if line["name"] == "PGD minus AutoAttack")
     assert check["value"] == pytest.approx(gap) and "the same 8 images" in check["text"]
     assert read_json(tmp_path / "evaluation.json")["autoattack"]["n"] == 8
-    np.testing.assert_array_equal(found.robust_after["square"], found.correct["autoattack_in_part"])
+    np.testing.assert_array_equal(result.robust_after["square"], result.correct["autoattack_in_part"])
 
 
 def test_the_tail_is_also_selected_on_validation_images():
     """Dark images are weak here, light ones in the validation set; further classes there do not count."""
     x = torch.tensor([0.45, 0.45, 0.3, 0.9, 0.9, 0.9]).view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
     y = torch.tensor([0, 0, 0, 1, 1, 1])
-    found = evaluate(Threshold(), (x, y), BALL, ["pgd"], validation=(1 - x, 1 - y), **FAST)
-    tail = found.summary()["tail"]["pgd"]
+    result = evaluate(Threshold(), (x, y), BALL, ["pgd"], validation=(1 - x, 1 - y), **FAST)
+    tail = result.summary()["tail"]["pgd"]
     assert (tail["value"], tail["classes"]) == (pytest.approx(1 / 3), ["0"])
     assert tail["validated"] == {"value": 1.0, "classes": ["1"], "n_validation": 6}
-    assert found.validation.n == 6 and found.validation.ra_pgd == found.ra_pgd
+    assert result.validation.n == 6 and result.validation.ra_pgd == result.ra_pgd
     others = X, torch.tensor([0, 0, 1, 2, 2, 2, 2])
-    found = evaluate(Constant(), (X, Y), attacks=[ATTACK], validation=others, tail_share=1.0, **FAST)
-    assert set(found.summary()["tail"]["pgd"]["validated"]["classes"]) <= {"0", "1"}
+    result = evaluate(Constant(), (X, Y), attacks=[ATTACK], validation=others, tail_share=1.0, **FAST)
+    assert set(result.summary()["tail"]["pgd"]["validated"]["classes"]) <= {"0", "1"}
 
 
 def test_networks_and_data_need_not_have_the_same_classes(tmp_path):
     silent = evaluate(Threshold(further_classes=3), IMAGES, attacks=[ATTACK], **FAST)
     assert silent.classes == ("dark", "light") and silent.ra_pgd == 2 / 7
-    found = evaluate(Constant(), Images.of(X, 0 * Y, ["dark"]), attacks=[ATTACK], **FAST)
-    assert found.classes == ("dark", "1") and found.confusion("pgd") == [[0, 7], [0, 0]]
-    assert found.summary()["ra_tail_30_classes"] == ["dark"]
+    result = evaluate(Constant(), Images.of(X, 0 * Y, ["dark"]), attacks=[ATTACK], **FAST)
+    assert result.classes == ("dark", "1") and result.confusion("pgd") == [[0, 7], [0, 0]]
+    assert result.summary()["ra_tail_30_classes"] == ["dark"]
 
     class Corner(Threshold):
         """Predicts 2 where two pixels differ as those of no clean image do."""
@@ -197,9 +197,9 @@ def test_networks_and_data_need_not_have_the_same_classes(tmp_path):
             return torch.cat([super().forward(x), (30 * x[:, 0, 0, 0] - 21 * x[:, 0, 1, 1] - 10)[:, None]], 1)
 
     attack = AutoAttack(LinfBall(0.3), ("apgd-ce",), iterations=5)
-    found = evaluate(Corner(), IMAGES, LinfBall(0.3), [attack], **FAST)
-    assert found.predictions["clean"].max() < found.predictions["autoattack_in_part"].max() == 2
-    assert np.sum(found.summary()["confusion"]["autoattack_in_part"]) == 7
+    result = evaluate(Corner(), IMAGES, LinfBall(0.3), [attack], **FAST)
+    assert result.predictions["clean"].max() < result.predictions["autoattack_in_part"].max() == 2
+    assert np.sum(result.summary()["confusion"]["autoattack_in_part"]) == 7
 
     class Three(Threshold):
         def forward(self, x):
@@ -207,24 +207,24 @@ def test_networks_and_data_need_not_have_the_same_classes(tmp_path):
             return torch.stack([dark, torch.full_like(dark, -9), light], 1)
 
     data = Images.of(X, 2 * Y, ["dark", "none", "light"])
-    found = evaluate(Three(), data, BALL, ["pgd", ENSEMBLE], output=tmp_path, tail_share=1.0, **FAST).summary()
-    assert found["tail"]["pgd"]["classes"] == ["light", "dark"] and found["worst_class"]["name"] == "light"
-    empty = found["per_class"]["none"]
+    result = evaluate(Three(), data, BALL, ["pgd", ENSEMBLE], output=tmp_path, tail_share=1.0, **FAST).summary()
+    assert result["tail"]["pgd"]["classes"] == ["light", "dark"] and result["worst_class"]["name"] == "light"
+    empty = result["per_class"]["none"]
     assert empty["n"] == 0 and {value for key, value in empty.items() if key != "n"} == {None}
-    assert EvalResult.load(tmp_path).summary() == as_json(found)
+    assert EvalResult.load(tmp_path).summary() == as_json(result)
 
 
 def test_one_class_or_one_image_is_enough(tmp_path):
     for x, y in ((X, 0 * Y), (X[:1], Y[:1])):
         attacks = ["pgd", "margin", ENSEMBLE]
-        found = evaluate(Threshold(), (x, y), BALL, attacks, output=tmp_path, save_examples="npz")
-        summary = as_json(found.summary())
+        result = evaluate(Threshold(), (x, y), BALL, attacks, output=tmp_path, save_examples="npz")
+        summary = as_json(result.summary())
         assert summary["ra_tail_30"] == summary["ra_pgd"] == summary["worst_class"]["ra_pgd"]
         assert summary["weights"][0]["correlation_with_class_accuracy"] == {"pearson": None, "spearman": None}
         assert EvalResult.load(tmp_path).summary() == summary
     one = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
-    found = evaluate(one, (X, 0 * Y), BALL, ["pgd"], output=tmp_path, **FAST)
-    assert found.ra_pgd == 1 and (EvalResult.load(tmp_path).margins["pgd"] == np.inf).all()
+    result = evaluate(one, (X, 0 * Y), BALL, ["pgd"], output=tmp_path, **FAST)
+    assert result.ra_pgd == 1 and (EvalResult.load(tmp_path).margins["pgd"] == np.inf).all()
 
 
 def darken(model, x, y, generator):
@@ -243,8 +243,8 @@ class DarkenValue(Darken):
 
 def test_every_attack_in_the_table_can_be_evaluated_by_name(tmp_path):
     names = [name for name, kind in ATTACKS.items() if kind.stays_inside]
-    found = evaluate(Threshold(), IMAGES, BALL, names, output=tmp_path, **FAST)
-    assert found.attacks == names and found.accuracy("fgsm") == 2 / 7
+    result = evaluate(Threshold(), IMAGES, BALL, names, output=tmp_path, **FAST)
+    assert result.attacks == names and result.accuracy("fgsm") == 2 / 7
     assert set(EvalResult.load(tmp_path).predictions) == {"clean", *names}
 
 
@@ -259,15 +259,15 @@ def test_any_callable_is_an_attack_and_can_be_saved(tmp_path):
         ([DarkenValue()], "darkenvalue"),
         ([PGD(BALL, 2, loss=loss)], "pgd"),
     ):
-        found = evaluate(Threshold(), IMAGES, attacks=attacks, output=tmp_path, **FAST)
-        assert found.attacks == [name] and EvalResult.load(tmp_path).summary() == as_json(found.summary())
+        result = evaluate(Threshold(), IMAGES, attacks=attacks, output=tmp_path, **FAST)
+        assert result.attacks == [name] and EvalResult.load(tmp_path).summary() == as_json(result.summary())
         if name != "pgd":
-            assert found.correct[name].tolist() == [True, True, True, False, True, True, False]
+            assert result.correct[name].tolist() == [True, True, True, False, True, True, False]
 
 
-def test_an_attack_of_ones_own_is_held_to_the_threat():
-    found = evaluate(Threshold(), IMAGES, BALL, [lambda model, x, y, generator: 1 - 2 * x])
-    assert found.examples["outside"] > 0 and found.trust["verdict"] == "suspicious"
+def test_a_custom_attack_is_held_to_the_threat():
+    result = evaluate(Threshold(), IMAGES, BALL, [lambda model, x, y, generator: 1 - 2 * x])
+    assert result.examples["outside"] > 0 and result.trust["verdict"] == "suspicious"
 
 
 def test_evaluations_within_different_balls_are_not_compared():
@@ -287,20 +287,20 @@ def test_what_is_written_is_what_is_returned(tmp_path):
         {"attacks": [ATTACK], "weights_r": (2.0, 0.5), "weights_normalize": "mean_one"},
         {"attacks": [ATTACK], "weights_r": ()},
     ):
-        found = evaluate(Threshold(), IMAGES, output=str(folder), **settings)
+        result = evaluate(Threshold(), IMAGES, output=str(folder), **settings)
         loaded = EvalResult.load(folder)
-        assert loaded.summary() == as_json(found.summary()) == read_json(folder / "evaluation.json")
-        assert loaded.attacks == found.attacks and loaded.classes == found.classes
+        assert loaded.summary() == as_json(result.summary()) == read_json(folder / "evaluation.json")
+        assert loaded.attacks == result.attacks and loaded.classes == result.classes
         shutil.rmtree(folder)
 
 
 def test_margins_are_kept_beside_the_losses(tmp_path):
-    found = evaluate(Threshold(), IMAGES, BALL, ["pgd", "margin"], output=tmp_path, **FAST)
+    result = evaluate(Threshold(), IMAGES, BALL, ["pgd", "margin"], output=tmp_path, **FAST)
     loaded = EvalResult.load(tmp_path)
-    assert list(loaded.margins) == list(found.margins) == ["clean", "pgd", "margin"] == list(loaded.predictions)
-    sign = np.where(found.y == 1, 1, -1)
-    np.testing.assert_allclose(found.margins["clean"], 20 * sign * (GRAY.numpy() - 0.5), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found.margins["pgd"], found.margins["clean"] - 20 * 0.1, rtol=1e-4, atol=1e-4)
+    assert list(loaded.margins) == list(result.margins) == ["clean", "pgd", "margin"] == list(loaded.predictions)
+    sign = np.where(result.y == 1, 1, -1)
+    np.testing.assert_allclose(result.margins["clean"], 20 * sign * (GRAY.numpy() - 0.5), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.margins["pgd"], result.margins["clean"] - 20 * 0.1, rtol=1e-4, atol=1e-4)
 
 
 def test_the_gallery_shows_what_was_evaluated(tmp_path):
@@ -310,14 +310,14 @@ def test_the_gallery_shows_what_was_evaluated(tmp_path):
     for chunk_size, pixels in ((7, x), (40, x), (500, (x * 255).round().to(torch.uint8))):
         data = Images.of(pixels, y).subset(torch.arange(39, 2, -1))
         settings = {"output": tmp_path, "seed": 3, "chunk_size": chunk_size}
-        found = evaluate(network, data, attacks=["margin", attack], **settings, **FAST)
+        result = evaluate(network, data, attacks=["margin", attack], **settings, **FAST)
         attacked = []
         for index, start in enumerate(range(0, 37, chunk_size)):
             part, labels = data.pixels(slice(start, start + chunk_size)), data.y[start : start + chunk_size]
             attacked.append(part + attack(network, part, labels, generator(3, 0, index, "evaluation")))
         with np.load(tmp_path / "gallery.npz", allow_pickle=False) as arrays:
             rows = 39 - arrays["ids"]
-            order = np.argsort(-found.losses["pgd"], kind="stable")
+            order = np.argsort(-result.losses["pgd"], kind="stable")
             np.testing.assert_array_equal(rows, [*order[:12], *order[::-1][:12]])
             for name, points in (("clean", data.pixels(slice(None))), ("attacked", torch.cat(attacked))):
                 levels = (255 * points[rows]).round().permute(0, 2, 3, 1).numpy()
@@ -333,9 +333,9 @@ def test_pictures_are_scored_as_saved_and_stay_inside_the_ball(tmp_path):
     data = Images.of(x.contiguous(), y, ["<script>", "a/../b\n\x00"])
     for threat, levels in ((LinfBall(8 / 255), 8), (LinfBall(3 / 255), 3), (L2Ball(0.05), None)):
         settings = {"output": tmp_path, "save_examples": "png", "max_examples": 9}
-        found = evaluate(Threshold(), data, threat, ["pgd", "margin"], **settings, **FAST)
+        result = evaluate(Threshold(), data, threat, ["pgd", "margin"], **settings, **FAST)
         saved = read_json(tmp_path / "evaluation.json")["examples"]["saved"]
-        assert list(saved) == ["pgd", "margin"] and found.examples["saved"] == saved
+        assert list(saved) == ["pgd", "margin"] and result.examples["saved"] == saved
         for name, info in saved.items():
             files = sorted((tmp_path / "examples" / name).iterdir())
             assert len(files) == info["n"] == 9
@@ -354,25 +354,25 @@ def test_pictures_are_scored_as_saved_and_stay_inside_the_ball(tmp_path):
 def test_arrays_hold_what_autoattack_has_broken(tmp_path):
     data = IMAGES.subset([6, 5, 4, 3, 2, 1, 0])
     settings = {"autoattack_images": 5, "save_examples": "npz", "max_examples": 2, "output": tmp_path}
-    found = evaluate(Threshold(), data, BALL, [ATTACK, ENSEMBLE], **settings, **FAST)
+    result = evaluate(Threshold(), data, BALL, [ATTACK, ENSEMBLE], **settings, **FAST)
     scores = {"outside": 0, "accuracy": 0.0, "accuracy_before": 0.0}
-    assert found.examples["saved"]["autoattack_in_part"] == {"format": "npz", "n": 2, **scores}
+    assert result.examples["saved"]["autoattack_in_part"] == {"format": "npz", "n": 2, **scores}
     with np.load(tmp_path / "examples" / "autoattack_in_part" / "examples.npz") as arrays:
-        rows = np.flatnonzero(np.isin(found.ids, arrays["ids"]))
-        assert found.correct["clean"][rows].all() and not found.correct["autoattack_in_part"][rows].any()
-        assert (found.predictions["autoattack_in_part"][rows] >= 0).all()
+        rows = np.flatnonzero(np.isin(result.ids, arrays["ids"]))
+        assert result.correct["clean"][rows].all() and not result.correct["autoattack_in_part"][rows].any()
+        assert (result.predictions["autoattack_in_part"][rows] >= 0).all()
         difference = np.abs(arrays["x"] - X.numpy()[arrays["ids"]])
         assert 0 < difference.max() <= 0.1 + 1e-6
         np.testing.assert_array_equal(arrays["y"], Y.numpy()[arrays["ids"]])
-    assert EvalResult.load(tmp_path).examples == as_json(found.examples)
+    assert EvalResult.load(tmp_path).examples == as_json(result.examples)
 
 
 def test_images_that_autoattack_broke_before_they_were_asked_for_are_said_to_be_missing(tmp_path):
     callback = Recorder()
     evaluate(Threshold(), IMAGES, BALL, [ENSEMBLE], output=tmp_path, **FAST)
     settings = {"output": tmp_path, "save_examples": "npz", "callbacks": [callback]}
-    found = evaluate(Threshold(), IMAGES, BALL, [ENSEMBLE], **settings, **FAST)
-    assert "saved" not in found.examples and "were not kept: to have them, delete" in callback.messages[0]
+    result = evaluate(Threshold(), IMAGES, BALL, [ENSEMBLE], **settings, **FAST)
+    assert "saved" not in result.examples and "were not kept: to have them, delete" in callback.messages[0]
 
 
 @pytest.fixture(scope="module")
@@ -383,19 +383,19 @@ def complete(tmp_path_factory):
 
 
 def test_all_of_autoattack_is_ra_aa_and_is_loaded(complete):
-    found, folder = complete
+    result, folder = complete
     summary = read_json(folder / "evaluation.json")
-    assert found.ra_aa == summary["ra_aa"] == 0 and found.label == "RA-AA"
+    assert result.ra_aa == summary["ra_aa"] == 0 and result.label == "RA-AA"
     assert summary["ra_aa_tail_30"] == 0 and summary["worst_class_ra_aa"] == {"name": "dark", "ra_aa": 0}
     assert list(summary["autoattack"]["accuracy_after"].values()) == [0] * 4
     assert summary["autoattack"]["substitutions"] and summary["trust"]["verdict"] == "fine"
-    assert found.predictions["autoattack"].tolist() == [1, 1, 1, 0, 0, 0, 0]
+    assert result.predictions["autoattack"].tolist() == [1, 1, 1, 0, 0, 0, 0]
     loaded = EvalResult.load(folder)
-    assert loaded.summary() == as_json(found.summary()) and loaded.ra_aa == found.ra_aa
+    assert loaded.summary() == as_json(result.summary()) and loaded.ra_aa == result.ra_aa
 
 
 def test_a_later_evaluation_reuses_autoattack_only_of_the_same_network_images_and_ball(complete, tmp_path):
-    found, folder = complete
+    result, folder = complete
     other = Threshold()
     other.scale.data += 1
     dropped = "RA-AA of the earlier evaluation is dropped"
@@ -419,7 +419,7 @@ def test_a_later_evaluation_reuses_autoattack_only_of_the_same_network_images_an
         assert ("ra_aa" in read_json(copy / "evaluation.json")) == (again.ensemble is not None) == reused
         assert not callback.messages if message is None else callback.messages[0].startswith(message)
         if reused:
-            assert again.predictions["autoattack"].tolist() == found.predictions["autoattack"].tolist()
+            assert again.predictions["autoattack"].tolist() == result.predictions["autoattack"].tolist()
             assert again.protocol["seed"] == 1
 
 

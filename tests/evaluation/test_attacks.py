@@ -29,10 +29,10 @@ def test_pgd_is_that_of_the_paper():
         (LinfBall(0.3), SignStep(0.075)),
         (L2Ball(0.5), NormalizedStep(0.125)),
     ):
-        found = reference_pgd(threat)
-        assert (found.threat, found.steps, found.start, found.restarts) == (threat, 20, "uniform", 1)
-        assert type(found.rule) is type(rule) and found.rule.size == pytest.approx(rule.size)
-        assert found.loss == CrossEntropy()
+        result = reference_pgd(threat)
+        assert (result.threat, result.steps, result.start, result.restarts) == (threat, 20, "uniform", 1)
+        assert type(result.rule) is type(rule) and result.rule.size == pytest.approx(rule.size)
+        assert result.loss == CrossEntropy()
 
 
 def test_names_are_attacks_within_the_threat_of_the_reference():
@@ -63,7 +63,7 @@ def test_attacks_without_a_name_get_one():
     assert list(select_attacks(other, REFERENCE).attacks) == ["pgd"]
 
 
-def test_the_threat_is_the_one_given_or_that_of_the_attacks():
+def test_the_threat_is_the_argument_or_that_of_the_attacks():
     assert shared_threat(["pgd"], None) == LinfBall() and shared_threat("pgd", L2Ball(0.2)) == L2Ball(0.2)
     assert shared_threat(["pgd", PGD(L2Ball(0.2))], None) == L2Ball(0.2)
     for attacks, threat in (([PGD(LinfBall(0.1))], LinfBall(0.2)), ([FGSM(L2Ball(0.1)), AutoAttack()], None)):
@@ -74,9 +74,9 @@ def test_the_threat_is_the_one_given_or_that_of_the_attacks():
 def test_the_protocol_describes_the_attacks_that_do_not_follow_from_pgd():
     pgd, margin = REFERENCE, replace(REFERENCE, loss=LogitMargin())
     assert list(describe_attacks({"pgd": pgd, "margin": margin})) == ["attack"]
-    found = describe_attacks({"pgd": pgd, "margin": replace(margin, steps=3), "mine": select_mine()})
-    assert found["attack"]["steps"] == 20 and found["attacks"]["margin"]["steps"] == 3
-    assert found["attacks"]["mine"]["kind"].endswith("Mine")
+    result = describe_attacks({"pgd": pgd, "margin": replace(margin, steps=3), "mine": select_mine()})
+    assert result["attack"]["steps"] == 20 and result["attacks"]["margin"]["steps"] == 3
+    assert result["attacks"]["mine"]["kind"].endswith("Mine")
     assert describe_attacks({}) == {}
 
 

@@ -100,9 +100,9 @@ def run_reference(model, threat, x, y, iterations=100, queries=5000, targets=9):
     theirs.fab.n_target_classes = theirs.apgd_targeted.n_target_classes = targets
     tracing = sys.gettrace()  # which the reference drops
     with attack_context(model, "eval"), torch.random.fork_rng():
-        found = theirs.run_standard_evaluation(x.clone(), y.clone(), batch_size=len(x))
+        result = theirs.run_standard_evaluation(x.clone(), y.clone(), batch_size=len(x))
     sys.settrace(tracing)
-    return found
+    return result
 
 
 def assert_equal_to_reference(outcome, x, expected):
@@ -115,11 +115,11 @@ def assert_equal_to_reference(outcome, x, expected):
 @pytest.mark.parametrize("threat", [LinfBall(0.08), L2Ball(0.4)], ids=["linf", "l2"])
 def test_one_chunk_is_the_reference_s_evaluation_bit_for_bit(threat, wavy, images):
     for waves in (20, 160):
-        found = drive(wavy[waves], images, AutoAttack(threat, iterations=5, queries=100), max_examples=1000)
-        assert_equal_to_reference(found, images.x, run_reference(wavy[waves], threat, images.x, images.y, 5, 100))
-        robust = [int(found.robust_after[part].sum()) for part in STANDARD]
+        result = drive(wavy[waves], images, AutoAttack(threat, iterations=5, queries=100), max_examples=1000)
+        assert_equal_to_reference(result, images.x, run_reference(wavy[waves], threat, images.x, images.y, 5, 100))
+        robust = [int(result.robust_after[part].sum()) for part in STANDARD]
         assert 24 > robust[0] > 0 and (robust[0] > robust[-1] or threat == L2Ball(0.4))
-        assert found.predictions.tolist() != images.y.tolist() and found.outside == 0
+        assert result.predictions.tolist() != images.y.tolist() and result.outside == 0
 
 
 class FirstClasses(nn.Module):
@@ -135,9 +135,9 @@ def test_the_standard_ensemble_is_the_reference_s(wavy, digits):
     """On four classes, which takes a third of the time; the reference has to be told that these are three targets."""
     rows = torch.tensor([1008, 1309, 1592, 1688, 1737])
     few, model = Images.of(digits[0][rows], digits[1][rows], list("0123")), FirstClasses(wavy[160], 4)
-    found = drive(model, few, AutoAttack(LinfBall(0.09)), classes=4, max_examples=1000)
-    assert_equal_to_reference(found, few.x, run_reference(model, LinfBall(0.09), few.x, few.y, targets=3))
-    robust = found.robust_after
+    result = drive(model, few, AutoAttack(LinfBall(0.09)), classes=4, max_examples=1000)
+    assert_equal_to_reference(result, few.x, run_reference(model, LinfBall(0.09), few.x, few.y, targets=3))
+    robust = result.robust_after
     assert robust["apgd-ce"].sum() > robust["apgd-t"].sum() > robust["square"].sum()
 
 
@@ -145,19 +145,19 @@ def test_the_standard_ensemble_is_the_reference_s(wavy, digits):
 @pytest.mark.parametrize("threat", [LinfBall(0.08), L2Ball(0.4)], ids=["linf", "l2"])
 def test_the_standard_ensemble_is_the_reference_s_on_more_images(threat, wavy, images):
     for waves in (20, 160):
-        found = drive(wavy[waves], images, AutoAttack(threat), max_examples=1000)
-        assert_equal_to_reference(found, images.x, run_reference(wavy[waves], threat, images.x, images.y))
+        result = drive(wavy[waves], images, AutoAttack(threat), max_examples=1000)
+        assert_equal_to_reference(result, images.x, run_reference(wavy[waves], threat, images.x, images.y))
 
 
 def test_each_chunk_is_an_evaluation_of_its_own(wavy, images):
     attack = AutoAttack(LinfBall(0.08), iterations=2, targets=2, queries=20)
-    found = drive(wavy[20], images, attack, chunk_size=10)
+    result = drive(wavy[20], images, attack, chunk_size=10)
     parts = [drive(wavy[20], images.subset(range(a, b)), attack) for a, b in ((0, 10), (10, 20), (20, 24))]
-    assert (found.chunks_done, found.chunks) == (3, 3)
-    assert found.predictions.tolist() == np.concatenate([part.predictions for part in parts]).tolist()
+    assert (result.chunks_done, result.chunks) == (3, 3)
+    assert result.predictions.tolist() == np.concatenate([part.predictions for part in parts]).tolist()
     for name in STANDARD:
         expected = np.concatenate([part.robust_after[name] for part in parts])
-        assert found.robust_after[name].tolist() == expected.tolist()
+        assert result.robust_after[name].tolist() == expected.tolist()
 
 
 def test_a_linear_network_is_robust_where_its_closed_form_says():
@@ -171,12 +171,12 @@ def test_a_linear_network_is_robust_where_its_closed_form_says():
         distances = lead / (weight[None] - weight[y][:, None]).norm(dual_norm, dim=2)
         distance = distances.scatter(1, y[:, None], torch.inf).amin(1)
         radius = float(distance[distance > 0].median()) * 1.001
-        found = drive(model, Images.of(x, y), AutoAttack(threat(radius), iterations=25, queries=20), classes=4)
+        result = drive(model, Images.of(x, y), AutoAttack(threat(radius), iterations=25, queries=20), classes=4)
         decided = ((distance / radius - 1).abs() > 0.01).numpy()
         assert 3 < (distance > 0).sum() < 20 and decided.sum() > 25
-        assert found.robust_after["square"][decided].tolist() == (distance > radius).numpy()[decided].tolist()
-        assert (found.predictions == y.numpy()).tolist() == found.robust_after["square"].tolist()
-        assert found.largest <= 1 + 1e-5 and found.outside == 0
+        assert result.robust_after["square"][decided].tolist() == (distance > radius).numpy()[decided].tolist()
+        assert (result.predictions == y.numpy()).tolist() == result.robust_after["square"].tolist()
+        assert result.largest <= 1 + 1e-5 and result.outside == 0
 
 
 def test_a_constant_and_a_robust_network_keep_their_predictions():
@@ -195,11 +195,11 @@ def test_a_constant_and_a_robust_network_keep_their_predictions():
     y = torch.tensor([0, 1, 0, 0])
     for steepness, expected in ((0.0, [0, 0, 0, 0]), (100.0, [0, 1, 0, 1])):
         attack = AutoAttack(LinfBall(0.1), iterations=3, queries=10)
-        found = drive(Gray(steepness), Images.of(x, y), attack, classes=2)
-        assert found.predictions.tolist() == expected
+        result = drive(Gray(steepness), Images.of(x, y), attack, classes=2)
+        assert result.predictions.tolist() == expected
         robust = (np.array(expected) == y.numpy()).tolist()
-        assert all(found.robust_after[part].tolist() == robust for part in STANDARD)
-        assert any("zero gradient" in text for text in found.warnings) == (steepness == 0)
+        assert all(result.robust_after[part].tolist() == robust for part in STANDARD)
+        assert any("zero gradient" in text for text in result.warnings) == (steepness == 0)
 
 
 class Threshold(nn.Module):
@@ -254,36 +254,36 @@ def scripted(stop=-1, changes=CHANGES, threat=LinfBall(0.15)):  # noqa: B008
 
 def test_only_images_that_are_still_correct_are_attacked():
     attack = scripted()
-    found = drive(Threshold(), DARK, attack, classes=2)
+    result = drive(Threshold(), DARK, attack, classes=2)
     assert attack.calls == [
         ("apgd-ce", [0, 1, 2, 3, 4, 5, 6, 7, 8]),
         ("apgd-t", [0, 2, 3, 5, 6, 7, 8]),
         ("fab-t", [2, 3, 5, 6, 7, 8]),
         ("square", [2, 3, 5, 6, 7, 8]),
     ]
-    assert found.predictions.tolist() == [1, 1, 0, 0, 1, 0, 1, 1, 0, 0]
-    assert [np.flatnonzero(found.robust_after[part]).tolist() for part in STANDARD] == [
+    assert result.predictions.tolist() == [1, 1, 0, 0, 1, 0, 1, 1, 0, 0]
+    assert [np.flatnonzero(result.robust_after[part]).tolist() for part in STANDARD] == [
         [0, 2, 3, 5, 6, 7, 8],
         [2, 3, 5, 6, 7, 8],
         [2, 3, 5, 6, 7, 8],
         [2, 3, 5, 8],
     ]
-    assert (found.attacked, found.outside, found.chunks_done, found.chunks, found.complete) == (28, 0, 1, 1, True)
-    assert found.largest == pytest.approx(0.11 / 0.15, abs=1e-5)
-    assert {f"{part} was here" for part in STANDARD} < set(found.warnings)
-    assert "Square Attack has decreased" in " ".join(found.warnings)
-    assert list(found.seconds) == list(STANDARD) and all(value > 0 for value in found.seconds.values())
+    assert (result.attacked, result.outside, result.chunks_done, result.chunks, result.complete) == (28, 0, 1, 1, True)
+    assert result.largest == pytest.approx(0.11 / 0.15, abs=1e-5)
+    assert {f"{part} was here" for part in STANDARD} < set(result.warnings)
+    assert "Square Attack has decreased" in " ".join(result.warnings)
+    assert list(result.seconds) == list(STANDARD) and all(value > 0 for value in result.seconds.values())
     attack = scripted()
-    found = drive(Threshold(), replace(DARK, y=1 - DARK.y).subset(range(9)), attack, classes=2)  # nothing is correct
-    assert attack.calls == [] and found.attacked == 0 and found.complete
-    assert not any(found.robust_after[part].any() for part in STANDARD)
+    result = drive(Threshold(), replace(DARK, y=1 - DARK.y).subset(range(9)), attack, classes=2)  # nothing is correct
+    assert attack.calls == [] and result.attacked == 0 and result.complete
+    assert not any(result.robust_after[part].any() for part in STANDARD)
 
 
 def test_chunks_change_which_images_are_attacked_together_and_nothing_else():
     attack, callback = scripted(), Recorder()
-    found = drive(Threshold(), DARK, attack, classes=2, chunk_size=4, callback=callback)
+    result = drive(Threshold(), DARK, attack, classes=2, chunk_size=4, callback=callback)
     whole = drive(Threshold(), DARK, scripted(), classes=2)
-    assert found.predictions.tolist() == whole.predictions.tolist() and found.attacked == whole.attacked
+    assert result.predictions.tolist() == whole.predictions.tolist() and result.attacked == whole.attacked
     assert attack.calls[0] == ("apgd-ce", [0, 1, 2, 3]) and attack.calls[-1] == ("square", [8])
     expected = [(0, 3, "apgd-ce", 3), (0, 3, "apgd-t", 2), (0, 3, "fab-t", 2), (0, 3, "square", 2)]
     assert callback.attacks[:4] == expected and callback.attacks[-1] == (2, 3, "square", 1)
@@ -307,9 +307,11 @@ def test_an_image_outside_the_ball_or_the_range_does_not_count():
         (LinfBall(0.9), torch.nan, False),
     ):
         attack = scripted(changes={"apgd-ce": {0: gray}}, threat=threat)
-        found = drive(Threshold(), DARK, attack, classes=2, chunk_size=5, max_examples=1000)
-        assert (found.predictions[0] == 1) == counts == (0 in found.examples) == (not found.robust_after["apgd-ce"][0])
-        assert found.outside == (not counts) and found.robust_after["square"][1:9].all()
+        result = drive(Threshold(), DARK, attack, classes=2, chunk_size=5, max_examples=1000)
+        assert (
+            (result.predictions[0] == 1) == counts == (0 in result.examples) == (not result.robust_after["apgd-ce"][0])
+        )
+        assert result.outside == (not counts) and result.robust_after["square"][1:9].all()
     unbroken = drive(Threshold(), DARK, scripted(changes={"apgd-ce": {0: 0.0}}), classes=2)
     assert unbroken.outside == 0 and unbroken.robust_after["apgd-ce"][0] and unbroken.largest > 1
 
@@ -327,22 +329,22 @@ def test_the_network_itself_predicts_and_not_what_the_attacks_called():
     attack = AutoAttack(LinfBall(0.06), iterations=3, queries=5)
     for sign in (1, -1):
         forward = PlainForward(Misleading(sign))
-        found = drive(Threshold(), big, attack, classes=2, forward=forward, max_examples=1000)
-        for row, example in found.examples.items():
-            assert Threshold()(example[None]).argmax() == 1 == found.predictions[row] != big.y[row]
-        broken = [row for row in range(9) if found.predictions[row] == 1]
-        assert sorted(found.examples) == broken and all(row >= 4 for row in broken)
-        assert found.predictions[9] == 0
+        result = drive(Threshold(), big, attack, classes=2, forward=forward, max_examples=1000)
+        for row, example in result.examples.items():
+            assert Threshold()(example[None]).argmax() == 1 == result.predictions[row] != big.y[row]
+        broken = [row for row in range(9) if result.predictions[row] == 1]
+        assert sorted(result.examples) == broken and all(row >= 4 for row in broken)
+        assert result.predictions[9] == 0
 
 
-def assert_same_outcome(found, expected):
-    assert found.predictions.tolist() == expected.predictions.tolist()
+def assert_same_outcome(result, expected):
+    assert result.predictions.tolist() == expected.predictions.tolist()
     for part, robust in expected.robust_after.items():
-        assert found.robust_after[part].tolist() == robust.tolist()
+        assert result.robust_after[part].tolist() == robust.tolist()
     for name in ("warnings", "largest", "attacked", "outside", "chunks_done", "chunks"):
-        assert getattr(found, name) == getattr(expected, name)
-    assert found.examples.keys() == expected.examples.keys()
-    assert all(torch.equal(found.examples[row], expected.examples[row]) for row in expected.examples)
+        assert getattr(result, name) == getattr(expected, name)
+    assert result.examples.keys() == expected.examples.keys()
+    assert all(torch.equal(result.examples[row], expected.examples[row]) for row in expected.examples)
 
 
 def test_a_stopped_run_resumes_after_the_last_attack_that_ended(tmp_path):
@@ -361,8 +363,8 @@ def test_a_stopped_run_resumes_after_the_last_attack_that_ended(tmp_path):
 
 def test_examples_that_were_not_kept_are_missing_later(tmp_path):
     drive(Threshold(), DARK, scripted(), tmp_path, classes=2)
-    found = drive(Threshold(), DARK, scripted(), tmp_path, classes=2, max_examples=1000)
-    assert found.examples == {} and found.broken == 5
+    result = drive(Threshold(), DARK, scripted(), tmp_path, classes=2, max_examples=1000)
+    assert result.examples == {} and result.broken == 5
 
 
 def test_shards_in_one_folder_make_the_whole(tmp_path, wavy, images):
@@ -386,8 +388,8 @@ def test_shards_in_one_folder_make_the_whole(tmp_path, wavy, images):
 def test_a_chunk_that_another_process_has_started_does_not_count_yet(tmp_path):
     with pytest.raises(Stopped):
         drive(Threshold(), DARK, scripted(stop=2), tmp_path, classes=2, chunk_size=5)
-    found = drive(Threshold(), DARK, scripted(), tmp_path, classes=2, chunk_size=5, shard=(1, 2))
-    assert (found.chunks_done, found.complete) == (1, False) and found.predictions[:5].tolist() == [-1] * 5
+    result = drive(Threshold(), DARK, scripted(), tmp_path, classes=2, chunk_size=5, shard=(1, 2))
+    assert (result.chunks_done, result.complete) == (1, False) and result.predictions[:5].tolist() == [-1] * 5
 
 
 def test_the_remaining_time_is_zero_after_the_last_attack(images, wavy):
@@ -422,10 +424,15 @@ def test_refusals(tmp_path):
             drive(Threshold(), DARK, scripted(), tmp_path, classes=2)
 
 
+def test_files_that_a_killed_write_left_are_ignored(tmp_path):
+    whole = drive(Threshold(), DARK, scripted(), tmp_path, classes=2)
+    (tmp_path / ".chunk-00000.json.12345").write_text('{"schema": 1, "chu')
+    (tmp_path / ".images-00000-fab-t.npz").write_bytes(b"PK")
+    assert_same_outcome(drive(Threshold(), DARK, scripted(), tmp_path, classes=2), whole)
+
+
 def test_deleting_a_damaged_chunk_repairs_the_folder(tmp_path):
     whole = drive(Threshold(), DARK, scripted(), tmp_path, classes=2, chunk_size=5)
-    (tmp_path / ".chunk-00000.json.12345").write_text('{"schema": 1, "chu')  # left by a process that was killed
-    (tmp_path / ".images-00000-fab-t.npz").write_bytes(b"PK")
     file = tmp_path / "chunk-00001.json"
     file.write_bytes(file.read_bytes()[:30])
     with pytest.raises(UsageError, match=r"chunk-00001\.json.*delete"):
@@ -474,6 +481,7 @@ class Recorder(Callback):
     def on_attack(self, chunk, chunks, part, robust, seconds_left):
         global passes_left
         attacks.append((chunk, part))
+        print(chunk, part, flush=True)
         passes_left = 3 if __name__ == "__main__" else None
 
 
@@ -496,9 +504,10 @@ def test_killed_in_the_middle_of_an_attack_and_resumed_is_as_if_nothing_had_happ
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, script, folder], stdout=subprocess.PIPE, text=True, env=environment)
     with process:
+        first = process.stdout.readline().split()
         assert process.stdout.readline() == "in the middle of an attack\n"
         process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode == -signal.SIGKILL and first == ["0", "apgd-ce"]
     records = json.loads((folder / "chunk-00000.json").read_text())["attacks"]
     assert [record["name"] for record in records] == ["apgd-ce"]
 

@@ -22,8 +22,8 @@ def clock():
 
 
 def test_the_work_of_each_attack_is_counted_in_passes():
-    found = passes_per_image(AutoAttack(), 10)
-    assert found == {"apgd-ce": 300, "apgd-t": 2700, "fab-t": 3600, "square": 5000} and list(found) == list(STANDARD)
+    result = passes_per_image(AutoAttack(), 10)
+    assert result == {"apgd-ce": 300, "apgd-t": 2700, "fab-t": 3600, "square": 5000} and list(result) == list(STANDARD)
     assert passes_per_image(AutoAttack(), 4) == {"apgd-ce": 300, "apgd-t": 900, "fab-t": 1200, "square": 5000}
 
 

@@ -215,10 +215,10 @@ def test_everything_is_left_as_it_was_found():
     sys.settrace(trace)
     try:
         run(model=model, max_examples=1000)
-        found = sys.gettrace()
+        result = sys.gettrace()
     finally:
         sys.settrace(tracing)
-    assert found is trace and surroundings() == before
+    assert result is trace and surroundings() == before
     assert [m.training for m in model.modules()] == modes
     assert [p.requires_grad for p in model.parameters()] == trainable
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())

@@ -17,9 +17,9 @@ STATE = {"clean": [1, 0], "attacks": [{**RECORD, "warnings": [], "seconds": 0.5}
 
 @pytest.fixture
 def files(tmp_path):
-    made = ChunkFiles(tmp_path / "deep" / "state", KEY)
-    made.open()
-    return made
+    files = ChunkFiles(tmp_path / "deep" / "state", KEY)
+    files.open()
+    return files
 
 
 def contents(folder):
@@ -46,8 +46,8 @@ def test_all_chunks_are_finished_when_all_attacks_have_run_on_each(files):
 def test_images_are_read_back_bit_for_bit(files):
     images = {5: np.random.default_rng(0).random((1, 3, 3), dtype=np.float32), 2: np.zeros((1, 3, 3), np.float32)}
     files.write_images(0, "fab-t", images)
-    found = files.read_images(0, "fab-t")
-    assert list(found) == [5, 2] and all(np.array_equal(found[row], images[row]) for row in images)
+    result = files.read_images(0, "fab-t")
+    assert list(result) == [5, 2] and all(np.array_equal(result[row], images[row]) for row in images)
     assert files.read_images(0, "square") == {} == files.read_images(1, "fab-t")
     assert not any(name.startswith(".") for name in contents(files.folder))
 

@@ -30,13 +30,13 @@ def two_results(seed=0, n=90, **protocol):
 @given(PAIRS)
 def test_mcnemar_is_the_binomial_sum(pairs):
     first, second = np.array(pairs).T
-    found = mcnemar(first, second)
+    compared = mcnemar(first, second)
     ours, theirs = sum(a > b for a, b in pairs), sum(b > a for a, b in pairs)
     n = ours + theirs
     expected = 2 * sum(comb(n, k) for k in range(min(ours, theirs) + 1)) / 2**n
-    assert (found.first_only, found.second_only) == (ours, theirs)
-    assert found.p == pytest.approx(min(1.0, expected), rel=1e-9)
-    assert mcnemar(second, first) == (theirs, ours, pytest.approx(found.p))
+    assert (compared.first_only, compared.second_only) == (ours, theirs)
+    assert compared.p == pytest.approx(min(1.0, expected), rel=1e-9)
+    assert mcnemar(second, first) == (theirs, ours, pytest.approx(compared.p))
 
 
 @given(st.integers(0, 10**6), st.integers(1, 30))
@@ -71,9 +71,9 @@ def test_only_samples_and_attacks_that_both_have_are_compared():
     second.predictions["autoattack"][40:] = -1
     second.predictions["autoattack"][25] = (y[25] + 1) % 3
     second = replace(second, predictions={**second.predictions, "margin": y})
-    *_, found = differences = compare(first, second, resamples=20)
+    *_, compared = differences = compare(first, second, resamples=20)
     assert [one.attack for one in differences] == ["clean", "pgd", "autoattack"]
-    assert found.n == 20 and found.test == (1, 0, 1.0) and found.average.value == pytest.approx(1 / 20)
+    assert compared.n == 20 and compared.test == (1, 0, 1.0) and compared.average.value == pytest.approx(1 / 20)
 
 
 def test_a_result_from_a_file_can_be_compared(tmp_path):

@@ -25,18 +25,18 @@ def column(values):
 def test_gray_levels_never_leave_the_ball(levels, reach, shifts):
     clean, radius = column(levels) / 255, reach / 255
     attacked = (clean + radius * column(shifts[: len(levels)])).clamp(0, 1)
-    found = (quantized(attacked, clean, LinfBall(radius)).double() * 255).flatten()
-    assert torch.allclose(found, found.round(), atol=1e-4)
-    assert found.min() >= 0 and found.max() <= 255
-    assert ((found.round() - torch.tensor(levels)).abs() <= reach).all()
-    assert ((found - 255 * attacked.double().flatten()).abs() <= 0.5 + 1e-3).all()
+    result = (quantized(attacked, clean, LinfBall(radius)).double() * 255).flatten()
+    assert torch.allclose(result, result.round(), atol=1e-4)
+    assert result.min() >= 0 and result.max() <= 255
+    assert ((result.round() - torch.tensor(levels)).abs() <= reach).all()
+    assert ((result - 255 * attacked.double().flatten()).abs() <= 0.5 + 1e-3).all()
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(1.01, 20), st.booleans())
 def test_images_between_gray_levels_stay_inside_the_ball_too(pixels, reach, up):
     clean, radius = column(pixels), reach / 255
-    found = quantized((clean + (radius if up else -radius)).clamp(0, 1), clean, LinfBall(radius))
-    assert ((found - clean).abs() <= radius + 1e-6).all()
+    result = quantized((clean + (radius if up else -radius)).clamp(0, 1), clean, LinfBall(radius))
+    assert ((result - clean).abs() <= radius + 1e-6).all()
 
 
 def test_an_l2_ball_is_only_rounded():
@@ -69,7 +69,7 @@ def test_pictures_are_scored_as_they_are_read_back(tmp_path):
     for channels in (1, 3):
         (attacked, images), predict = five_images(channels), IsBetweenLevels()
         folder = tmp_path / str(channels)
-        found = save_examples(folder, "png", attacked, images, predict)
+        result = save_examples(folder, "png", attacked, images, predict)
         files = sorted(folder.iterdir())
         assert [file.name for file in files] == [f"{10 * i + 3:06d}-class{i % 2:03d}.png" for i in range(5)]
         expected = quantized(attacked.x, images.x, LinfBall(0.05))
@@ -81,24 +81,24 @@ def test_pictures_are_scored_as_they_are_read_back(tmp_path):
         assert torch.allclose(predict.images[0], expected, atol=1e-6)
         before = float((IsBetweenLevels()(attacked.x) == images.y).float().mean())
         scores = {"accuracy": pytest.approx(3 / 5), "accuracy_before": before}
-        assert found == {"format": "png", "n": 5, "outside": 0, **scores} and before < 0.5
+        assert result == {"format": "png", "n": 5, "outside": 0, **scores} and before < 0.5
 
 
 def test_arrays_keep_every_bit(tmp_path):
     for channels in (1, 4):
         attacked, images = five_images(channels)
-        found = save_examples(tmp_path, "npz", attacked, images, IsBetweenLevels())
+        result = save_examples(tmp_path, "npz", attacked, images, IsBetweenLevels())
         with np.load(tmp_path / "examples.npz", allow_pickle=False) as arrays:
             assert torch.equal(torch.from_numpy(arrays["x"]), attacked.x)
             assert arrays["y"].tolist() == images.y.tolist() and arrays["ids"].tolist() == images.ids.tolist()
-        assert found["accuracy"] == found["accuracy_before"] and found["format"] == "npz"
+        assert result["accuracy"] == result["accuracy_before"] and result["format"] == "npz"
 
 
 def test_images_outside_a_ball_without_a_gray_level_are_counted(tmp_path):
     clean, label = column([100.5]) / 255, torch.tensor([0])
     attacked = AttackedImages("pgd", label, clean, LinfBall(0.3 / 255))
-    found = save_examples(tmp_path, "png", attacked, Images(clean, label, ("a",)), lambda x: label)
-    assert found["outside"] == 1
+    result = save_examples(tmp_path, "png", attacked, Images(clean, label, ("a",)), lambda x: label)
+    assert result["outside"] == 1
 
 
 def test_the_folder_holds_the_pictures_of_the_last_evaluation_only(tmp_path):

@@ -24,7 +24,7 @@ def arrays_of(losses, chunk_size):
 
 
 def test_it_has_the_largest_and_the_smallest_losses_of_all_images():
-    """Of equal losses, the first images count as harder."""
+    """The first of several images with equal losses count as harder."""
     for n, chunk_size in ((100, 7), (100, 100), (100, 1), (30, 13), (24, 5), (23, 4), (3, 2), (1, 1)):
         random = np.random.default_rng(n)
         for losses in (random.permutation(n) / 7, random.integers(0, 3, n) / 2, np.full(n, 0.5)):

@@ -12,9 +12,11 @@ from doubly.evaluation.intervals import (
     bootstrap,
     bootstrap_difference,
     tail_accuracy,
+    weakest_interval,
     wilson,
     worst_accuracy,
 )
+from doubly.evaluation.metrics import per_class, tail
 from doubly.evaluation.result import EvalResult
 
 
@@ -119,8 +121,20 @@ def test_the_weakest_of_classes_that_do_not_vary_have_wilsons_interval():
     y = np.repeat(np.arange(4), 25)
     for of in ("tail", "worst"):
         for correct in (False, True):
-            found = result(y, np.full(100, correct)).interval("pgd", of)
-            assert found == (float(correct), *wilson(25 * correct, 25))
+            interval = result(y, np.full(100, correct)).interval("pgd", of)
+            assert interval == (float(correct), *wilson(25 * correct, 25))
+
+
+def test_the_interval_of_the_weakest_classes_mirrors_the_resamples_and_contains_wilsons():
+    """The resamples look weaker than the sample, so that their own interval would lie too low."""
+    y = np.repeat(np.arange(10), 100)
+    correct = np.random.default_rng(0).random(1000) < 0.6
+    weakest = tail(per_class(correct, y, 10))[1]
+    among = np.isin(y, weakest)
+    value, low, high = bootstrap(correct, y, tail_accuracy, 300)
+    wilson_low, wilson_high = wilson(int(correct[among].sum()), int(among.sum()))
+    assert low < wilson_low < 2 * value - high and high < wilson_high < 2 * value - low
+    assert weakest_interval(correct, y, tail_accuracy, weakest, 300) == (value, wilson_low, 2 * value - low)
 
 
 def test_the_interval_of_the_weakest_classes_contains_its_value():
@@ -129,8 +143,8 @@ def test_the_interval_of_the_weakest_classes_contains_its_value():
     differing = result(y, np.tile(np.arange(40), 10) < 4 * y + 2)
     equal = result(np.repeat(np.arange(20), 10), np.tile(np.arange(10), 20) < 7)
     for of in ("tail", "worst"):
-        for found in (differing.interval("pgd", of, 300), equal.interval("pgd", of, 300)):
-            assert found.low <= found.value <= found.high
+        for interval in (differing.interval("pgd", of, 300), equal.interval("pgd", of, 300)):
+            assert interval.low <= interval.value <= interval.high
         assert 0.01 < differing.interval("pgd", of, 300).high - differing.interval("pgd", of, 300).low < 0.3
     assert differing.interval("pgd", "worst", 300).value == 0.05 != differing.interval("pgd", "tail", 300).value
 
@@ -141,8 +155,8 @@ def test_the_interval_of_equally_hard_classes_covers_the_truth():
     for of in ("tail", "worst"):
         covered = 0
         for trial in range(30):
-            found = result(y, np.random.default_rng(trial).random(1000) < 0.5).interval("pgd", of, 100)
-            covered += found.low <= 0.5 <= found.high
+            interval = result(y, np.random.default_rng(trial).random(1000) < 0.5).interval("pgd", of, 100)
+            covered += interval.low <= 0.5 <= interval.high
         assert covered >= 20
 
 

@@ -1,4 +1,4 @@
-"""An evaluation that runs out of memory goes on with fewer images at a time, and finds the same."""
+"""An evaluation that runs out of memory continues with fewer images at a time, with the same result."""
 
 import gc
 import weakref
@@ -42,14 +42,14 @@ def cuda_error():
 
 
 class Activation(torch.autograd.Function):
-    """Is kept for the backward pass, and takes memory until then."""
+    """An activation that is saved for the backward pass and takes memory until then."""
 
     @staticmethod
     def forward(ctx, x, network):
-        kept = x.clone()
-        ctx.save_for_backward(kept)
+        saved = x.clone()
+        ctx.save_for_backward(saved)
         ctx.network = network
-        network.allocate(kept)
+        network.allocate(saved)
         return x.clone()
 
     @staticmethod
@@ -105,20 +105,20 @@ def evaluated(network):
     return evaluate(network, images(), BALL, ATTACKS, callbacks=[callback], **settings), callback.messages
 
 
-def test_with_little_memory_the_same_is_found_as_with_much():
+def test_little_memory_changes_no_result():
     expected, messages = evaluated(LimitedNetwork())
     assert messages == [] and 0 < expected.accuracy("autoattack_in_part") < expected.accuracy("clean") < 1
     for limit, error, fails_backward in ((7, cuda_error, True), (3, cpu_error, False)):
-        found, messages = evaluated(LimitedNetwork(limit, error, fails_backward))
-        assert len(messages) == 1 and messages[0].startswith("out of memory with 10 images at a time: going on")
+        result, messages = evaluated(LimitedNetwork(limit, error, fails_backward))
+        assert len(messages) == 1 and messages[0].startswith("out of memory with 10 images at a time: continuing")
         for name, predictions in expected.predictions.items():
-            assert found.predictions[name].tolist() == predictions.tolist(), name
+            assert result.predictions[name].tolist() == predictions.tolist(), name
         for name, losses in expected.losses.items():
-            np.testing.assert_allclose(found.losses[name], losses, rtol=1e-5)
+            np.testing.assert_allclose(result.losses[name], losses, rtol=1e-5)
         for part, robust in expected.robust_after.items():
-            assert found.robust_after[part].tolist() == robust.tolist()
-        verdicts = [[line["verdict"] for line in one.trust["lines"]] for one in (found, expected)]
-        assert verdicts[0] == verdicts[1] and found.curve == expected.curve
+            assert result.robust_after[part].tolist() == robust.tolist()
+        verdicts = [[line["verdict"] for line in one.trust["lines"]] for one in (result, expected)]
+        assert verdicts[0] == verdicts[1] and result.curve == expected.curve
 
 
 def test_an_image_that_does_not_fit_alone_ends_with_a_message(monkeypatch):
@@ -136,8 +136,8 @@ def test_an_image_that_does_not_fit_alone_ends_with_a_message(monkeypatch):
 def test_no_image_is_counted_twice_if_a_microbatch_fails_midway():
     """The second attack fails where the first one did not."""
     attacks = {"start": PGD(BALL, 0), "pgd": ATTACKS["pgd"]}
-    found = predict(LimitedNetwork(4), images(), attacks, chunk_size=10).examples
-    assert found["n"] == 46 and found["outside"] + found["changed"] == 0
+    result = predict(LimitedNetwork(4), images(), attacks, chunk_size=10).examples
+    assert result["n"] == 46 and result["outside"] + result["changed"] == 0
 
 
 def test_other_errors_are_not_taken_for_lack_of_memory():

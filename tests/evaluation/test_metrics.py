@@ -32,6 +32,7 @@ def test_the_tail_has_the_number_of_classes_that_share_and_rounding_say():
         (1, 0.3, "round", 1),
         (2, 0.3, "floor", 1),
         (5, 0.3, "round", 2),
+        (5, 0.5, "round", 3),  # a half is rounded up, also to an odd number
         (10, 0.3, "ceil", 3),
         (10, 0.3, "floor", 3),
         (10, 0.3, "round", 3),

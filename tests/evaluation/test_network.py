@@ -97,8 +97,8 @@ def test_other_networks_pass():
         Wrapped(lambda z, x: z.sigmoid()),
         Wrapped(lambda z, x: 1e6 * z + 1e-3 * torch.rand_like(z)),
     ):
-        found = check_network(model, X, Y)
-        assert set(found) == {"repeat", "batch"} and all(0 <= value < 1e-3 for value in found.values())
+        result = check_network(model, X, Y)
+        assert set(result) == {"repeat", "batch"} and all(0 <= value < 1e-3 for value in result.values())
     assert check_network(network(), X[:1], Y[:1]) == {"repeat": 0, "batch": 0}
 
 

@@ -48,16 +48,16 @@ def random_problem(n=300):
 
 def test_accuracies_that_are_known_by_hand():
     for threat in (LinfBall(0.03), L2Ball(0.06)):
-        found = radius_curve(MEAN, IMAGES, reference_pgd(threat), EvalConfig())
+        result = radius_curve(MEAN, IMAGES, reference_pgd(threat), EvalConfig())
         radii = [factor * threat.radius for factor in (0, 0.25, 0.5, 1, 1.5, 2, 3, 4)]
-        assert [point["epsilon"] for point in found["points"]] == radii and found["n"] == 7
+        assert [point["epsilon"] for point in result["points"]] == radii and result["n"] == 7
         correct = [6, 6, 6, 4, 4, 2, 2, 2]
-        assert [point["accuracy"] for point in found["points"]] == [count / 7 for count in correct]
-        assert [point["tail_30"] for point in found["points"]] == [0.75, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.25]
-        assert [point["interval"] for point in found["points"]] == [list(wilson(count, 7)) for count in correct]
-        assert found["attack"]["threat"]["radius"] == threat.radius and found["attack"]["steps"] == 20
-    found = radius_curve(MEAN, IMAGES, reference_pgd(LinfBall(0.03)), EvalConfig(tail_share=0.5))
-    assert all(set(point) == {"epsilon", "accuracy", "interval"} for point in found["points"])  # not called 30
+        assert [point["accuracy"] for point in result["points"]] == [count / 7 for count in correct]
+        assert [point["tail_30"] for point in result["points"]] == [0.75, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.25]
+        assert [point["interval"] for point in result["points"]] == [list(wilson(count, 7)) for count in correct]
+        assert result["attack"]["threat"]["radius"] == threat.radius and result["attack"]["steps"] == 20
+    result = radius_curve(MEAN, IMAGES, reference_pgd(LinfBall(0.03)), EvalConfig(tail_share=0.5))
+    assert all(set(point) == {"epsilon", "accuracy", "interval"} for point in result["points"])  # not called 30
 
 
 def test_a_linear_network_loses_what_its_closed_form_says():
@@ -73,21 +73,21 @@ def test_a_linear_network_loses_what_its_closed_form_says():
 
 def test_a_part_of_the_images_is_in_the_proportions_of_the_classes():
     network, data = random_problem()
-    found = evaluate(network, data, LinfBall(0.01), ["pgd"], curve_images=50, trust=False)
+    result = evaluate(network, data, LinfBall(0.01), ["pgd"], curve_images=50, trust=False)
     rows = stratified_subset(data.y, 50, 0)
     accuracy = (network(data.x[rows]).argmax(1) == data.y[rows]).float().mean()
-    assert found.curve["n"] == 50 and found.curve["points"][0]["accuracy"] == pytest.approx(float(accuracy))
-    assert found.curve["points"][0]["accuracy"] != found.sa
+    assert result.curve["n"] == 50 and result.curve["points"][0]["accuracy"] == pytest.approx(float(accuracy))
+    assert result.curve["points"][0]["accuracy"] != result.sa
 
 
 def test_on_all_images_the_random_numbers_are_those_of_the_evaluation():
     """One short step: where it ends depends on where it starts."""
     network, data = random_problem()
     settings = {"attacks": [PGD(LinfBall(0.04), 1, SignStep(0.001))], "chunk_size": 70, "trust": False}
-    found = evaluate(network, data, **settings, curve_images=10**6, seed=5)
+    result = evaluate(network, data, **settings, curve_images=10**6, seed=5)
     other = evaluate(network, data, **settings, curve_images=300, seed=6)
-    assert found.curve["points"][0]["accuracy"] == found.sa and found.curve["points"][3]["accuracy"] == found.ra_pgd
-    assert found.curve["points"] != other.curve["points"]
+    assert result.curve["points"][0]["accuracy"] == result.sa and result.curve["points"][3]["accuracy"] == result.ra_pgd
+    assert result.curve["points"] != other.curve["points"]
 
 
 def test_every_step_rule_can_be_scaled():
@@ -109,10 +109,10 @@ def test_the_attack_is_the_evaluations_pgd_or_else_the_reference_and_is_saved(tm
         ({"pgd": FGSM(LinfBall(0.1))}, 0.1, 20),
         ([], 8 / 255, 20),
     ):
-        found = evaluate(MEAN, IMAGES, attacks=attacks, curve_images=4, output=tmp_path, trust=False)
-        attack = found.curve["attack"]
-        assert (attack["threat"]["radius"], attack["steps"], found.curve["n"]) == (radius, steps, 4)
-        assert read_json(tmp_path / "evaluation.json")["curve"] == found.curve == EvalResult.load(tmp_path).curve
+        result = evaluate(MEAN, IMAGES, attacks=attacks, curve_images=4, output=tmp_path, trust=False)
+        attack = result.curve["attack"]
+        assert (attack["threat"]["radius"], attack["steps"], result.curve["n"]) == (radius, steps, 4)
+        assert read_json(tmp_path / "evaluation.json")["curve"] == result.curve == EvalResult.load(tmp_path).curve
     assert "curve" not in evaluate(MEAN, IMAGES, attacks=["pgd"], output=tmp_path, trust=False).summary()
 
 

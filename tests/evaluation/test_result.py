@@ -33,22 +33,22 @@ def with_autoattack(info=COMPLETE, parts=STANDARD):
 
 
 def test_every_number_derives_from_the_predictions():
-    found = random_result()
-    assert found.n == 120 and found.attacks == ["pgd"]
-    assert found.sa == accuracy_score(found.y, found.predictions["clean"])
-    assert found.ra_pgd == accuracy_score(found.y, found.predictions["pgd"])
-    recall = recall_score(found.y, found.predictions["pgd"], average=None)
-    np.testing.assert_allclose(found.per_class("pgd"), recall, rtol=1e-12)
-    assert found.ra_tail_30 == pytest.approx(np.sort(recall)[:2].mean())
-    assert found.worst("pgd") == (found.classes[recall.argmin()], pytest.approx(recall.min()))
+    result = random_result()
+    assert result.n == 120 and result.attacks == ["pgd"]
+    assert result.sa == accuracy_score(result.y, result.predictions["clean"])
+    assert result.ra_pgd == accuracy_score(result.y, result.predictions["pgd"])
+    recall = recall_score(result.y, result.predictions["pgd"], average=None)
+    np.testing.assert_allclose(result.per_class("pgd"), recall, rtol=1e-12)
+    assert result.ra_tail_30 == pytest.approx(np.sort(recall)[:2].mean())
+    assert result.worst("pgd") == (result.classes[recall.argmin()], pytest.approx(recall.min()))
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 40))
 @settings(max_examples=60)
 def test_the_tail_is_the_mean_of_the_weakest_classes_and_names_them(seed, classes, n):
-    found = random_result(n, classes, seed)
-    value, names = found.tail("pgd")
-    by_name = dict(zip(found.classes, found.per_class("pgd"), strict=True))
+    result = random_result(n, classes, seed)
+    value, names = result.tail("pgd")
+    by_name = dict(zip(result.classes, result.per_class("pgd"), strict=True))
     accuracies = sorted(accuracy for accuracy in by_name.values() if not np.isnan(accuracy))
     size = max(1, int(0.3 * len(accuracies) + 0.5 + 1e-9))
     assert value == pytest.approx(np.mean(accuracies[:size]))
@@ -56,26 +56,26 @@ def test_the_tail_is_the_mean_of_the_weakest_classes_and_names_them(seed, classe
 
 
 def test_an_attack_counts_on_the_samples_that_it_was_run_on():
-    found = with_autoattack()
+    result = with_autoattack()
     run = np.arange(120) % 3 == 0
-    correct, y = found.attacked_samples("autoattack")
-    np.testing.assert_array_equal(y, found.y[run])
-    np.testing.assert_array_equal(correct, found.predictions["pgd"][run] == y)
-    assert found.ra_aa == correct.mean() and np.sum(found.confusion("autoattack")) == 40
-    assert not found.correct["autoattack"][~run].any()
-    assert found.interval("autoattack")[1:] == wilson(int(correct.sum()), 40)
-    robust = found.correct["clean"] & found.correct["pgd"] & found.correct["autoattack"]
-    assert found.worst_case() == (robust[run].mean(), 40)
+    correct, y = result.attacked_samples("autoattack")
+    np.testing.assert_array_equal(y, result.y[run])
+    np.testing.assert_array_equal(correct, result.predictions["pgd"][run] == y)
+    assert result.ra_aa == correct.mean() and np.sum(result.confusion("autoattack")) == 40
+    assert not result.correct["autoattack"][~run].any()
+    assert result.interval("autoattack")[1:] == wilson(int(correct.sum()), 40)
+    robust = result.correct["clean"] & result.correct["pgd"] & result.correct["autoattack"]
+    assert result.worst_case() == (robust[run].mean(), 40)
 
 
 def test_only_the_whole_of_autoattack_is_ra_aa():
     for label in ("RA-APGD", "RA-AA, incomplete", "RA-(square; 100 iterations, 5000 queries)"):
         assert not with_autoattack({**COMPLETE, "label": label}).autoattack_complete
     incomplete = with_autoattack({**COMPLETE, "complete": False})
-    for found in (incomplete, with_autoattack(parts=()), with_autoattack(parts=STANDARD[:3])):
-        assert "ra_aa" not in found.summary() and found.summary()["autoattack"]["n"] == 40
+    for result in (incomplete, with_autoattack(parts=()), with_autoattack(parts=STANDARD[:3])):
+        assert "ra_aa" not in result.summary() and result.summary()["autoattack"]["n"] == 40
         with pytest.raises(UsageError, match="no RA-AA"):
-            _ = found.ra_aa
+            _ = result.ra_aa
 
 
 def test_refusals():

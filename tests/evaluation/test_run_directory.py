@@ -9,7 +9,6 @@ import pytest
 from doubly.attacks import PGD
 from doubly.bilevel import SignStep
 from doubly.callbacks import Callback
-from doubly.cli import main
 from doubly.config import Validation
 from doubly.errors import UsageError
 from doubly.evaluation.api import evaluate, evaluate_run, is_evaluated
@@ -19,7 +18,7 @@ from doubly.methods import Standard
 from doubly.models import SmallCNN
 from doubly.recipes import recipe
 from doubly.rundir import RunDir, read_json, write_json
-from doubly.threat import L2Ball, LinfBall
+from doubly.threat import THREATS, L2Ball, LinfBall
 from doubly.training.loop import train_run
 
 PGD_2 = PGD(LinfBall(0.1), 2, SignStep(0.05))
@@ -46,21 +45,21 @@ def trained(tmp_path_factory):
 def test_what_is_written_is_what_evaluating_the_network_returns(trained):
     path, network, run = trained
     evaluate_run(path, device="cpu")
-    found = read_json(RunDir(path).evaluation)
+    result = read_json(RunDir(path).evaluation)
     test = run.data.source.load(None).test
-    assert found["protocol"].items() >= {"split": "test", "checkpoint": "last", "data_sha256": test.sha256()}.items()
-    assert found["protocol"]["note"].startswith("trained on 400 of")
+    assert result["protocol"].items() >= {"split": "test", "checkpoint": "last", "data_sha256": test.sha256()}.items()
+    assert result["protocol"]["note"].startswith("trained on 400 of")
     attacks = {"pgd": PGD_2, "margin": replace(PGD_2, loss=LogitMargin())}
     expected = json.loads(json.dumps(evaluate(network, test, attacks=attacks).summary()))
-    assert found.pop("epoch") == 2 and found.pop("test_images") == len(test) and found.pop("command")
+    assert result.pop("epoch") == 2 and result.pop("test_images") == len(test) and result.pop("command")
     for attack in ("pgd", "margin"):
-        assert found["tail"][attack].pop("validated")["n_validation"] == 80  # the images that the run held out
-    found.pop("protocol"), expected.pop("protocol")
-    assert found == expected
+        assert result["tail"][attack].pop("validated")["n_validation"] == 80  # the images that the run held out
+    result.pop("protocol"), expected.pop("protocol")
+    assert result == expected
     with np.load(RunDir(path).predictions, allow_pickle=False) as arrays:
         assert np.array_equal(arrays["y"], test.y.numpy()) and np.array_equal(arrays["ids"], test.ids.numpy())
-        assert (arrays["clean"] == arrays["y"]).mean() == found["sa"]
-        assert (arrays["pgd"] == arrays["y"]).mean() == found["ra_pgd"] and arrays["pgd_losses"].dtype == np.float64
+        assert (arrays["clean"] == arrays["y"]).mean() == result["sa"]
+        assert (arrays["pgd"] == arrays["y"]).mean() == result["ra_pgd"] and arrays["pgd_losses"].dtype == np.float64
 
 
 def test_checkpoint_threat_and_folder_can_be_chosen(trained, tmp_path):
@@ -73,13 +72,15 @@ def test_checkpoint_threat_and_folder_can_be_chosen(trained, tmp_path):
     path, callback = trained[0], Closed()
     settings = {"config": EvalConfig(output=tmp_path, images=20, trust=False), "device": "cpu"}
     before = RunDir(path).evaluation.read_bytes() if RunDir(path).evaluation.exists() else None
-    found = evaluate_run(path, which="best", threat=L2Ball(0.2), attacks=["pgd"], callbacks=[callback], **settings)
-    assert found.protocol["checkpoint"] == "best" and found.protocol["attack"]["threat"]["kind"] == "threat.l2"
-    assert found.n == read_json(tmp_path / "evaluation.json")["n"] == 20 and callback.count == 1
+    result = evaluate_run(
+        path, checkpoint="best", threat=L2Ball(0.2), attacks=["pgd"], callbacks=[callback], **settings
+    )
+    assert result.protocol["checkpoint"] == "best" and result.protocol["attack"]["threat"]["kind"] == "threat.l2"
+    assert result.n == read_json(tmp_path / "evaluation.json")["n"] == 20 and callback.count == 1
     assert before is None or RunDir(path).evaluation.read_bytes() == before
     for call, message in (
         (lambda: evaluate_run(tmp_path), "no run directory"),
-        (lambda: evaluate_run(path, which="first"), r"no checkpoint 'first' \(there are: best, last\)"),
+        (lambda: evaluate_run(path, checkpoint="first"), r"no checkpoint 'first' \(there are: best, last\)"),
         (lambda: evaluate_run(path, device="nowhere"), "device 'nowhere' is not available"),
         (lambda: evaluate_run(path, attacks=["fab"]), "no attack 'fab'"),
     ):
@@ -87,15 +88,25 @@ def test_checkpoint_threat_and_folder_can_be_chosen(trained, tmp_path):
             call()
 
 
-def test_the_commands_evaluate_any_listed_attack_and_compare(trained, tmp_path, capsys):
-    words = [str(trained[0]), "--images", "30", "--no-trust", "--device", "cpu", "--attacks", "pgd", "margin", "fgsm"]
+def test_the_commands_evaluate_any_listed_attack_and_compare(cli, trained, tmp_path):
+    words = [trained[0], "--images", "30", "--no-trust", "--device", "cpu", "--attacks", "pgd", "margin", "fgsm"]
     for folder in ("one", "two"):
-        assert main(["evaluate", *words, "--output", str(tmp_path / folder)]) == 0
+        code, out, _ = cli("evaluate", *words, "--output", folder)
+        assert code == 0 and "RA-fgsm" in out
     summary = read_json(tmp_path / "one" / "evaluation.json")
     assert summary["ra_pgd"] <= summary["ra_fgsm"] and list(summary["protocol"]["attacks"]) == ["fgsm"]
-    assert "RA-fgsm" in capsys.readouterr().out
-    assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two"), "--resamples", "5"]) == 0
-    assert "+0.0 (+0.0, +0.0)" in capsys.readouterr().out
+    code, out, _ = cli("compare", "one", "two", "--resamples", "5")
+    assert code == 0 and "+0.0 (+0.0, +0.0)" in out
+
+
+def test_the_command_takes_any_threat_of_the_table(cli, trained, tmp_path):
+    words = ["evaluate", trained[0], "--images", "20", "--no-trust", "--attacks", "pgd", "--output", tmp_path]
+    for name, kind in THREATS.items():
+        assert cli(*words, "--threat", name, "--epsilon", "0.2")[0] == 0
+        attack = read_json(tmp_path / "evaluation.json")["protocol"]["attack"]
+        assert attack["threat"]["kind"] == f"threat.{name}" and attack["threat"]["radius"] == kind(0.2).radius
+    code, _, err = cli(*words, "--threat", "l7")
+    assert code == 2 and "there is no threat 'l7'" in err
 
 
 def test_an_evaluation_counts_if_it_has_what_is_asked_for(trained, tmp_path):

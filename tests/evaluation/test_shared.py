@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import traceback
@@ -81,7 +80,7 @@ def everything(folder):
     few = {"trust_images": 8, "curve_images": 5, "compile": "no", "autoattack_chunk_size": 3}
     saved = {"save_examples": "npz", "max_examples": 3, "output": folder / "whole", "chunk_size": CHUNK_SIZE, **few}
     attacks = {**ATTACKS, "some": ENSEMBLE}
-    found = evaluate(model, data, BALL, attacks, validation=images(7), callbacks=[callback], **saved)
+    result = evaluate(model, data, BALL, attacks, validation=images(7), callbacks=[callback], **saved)
     again = evaluate(model, data, BALL, {"some": ENSEMBLE}, autoattack_chunk_size=3, compile="no", trust=False)
     assert [m.training for m in model.modules()] == [True] * 6
     with join_processes() as communicator:
@@ -90,11 +89,11 @@ def everything(folder):
         one_class = predict(network(1), images(11, classes=1), pgd, chunk_size=CHUNK_SIZE, **share)
         not_finite = message_of(lambda: predict(Pole(), data, {}, chunk_size=12, **share), NonFiniteError)
     return {
-        **values(found),
+        **values(result),
         "without a folder": again.predictions["autoattack_in_part"].tolist(),
-        "validation": values(found.validation),
-        "curve": found.curve,
-        "trust": found.trust,
+        "validation": values(result.validation),
+        "curve": result.curve,
+        "trust": result.trust,
         "infinite": np.isinf(one_class.margins["pgd"]).tolist(),
         "calls": [callback.images, callback.attacks],
         "refused": [
@@ -104,12 +103,12 @@ def everything(folder):
     }
 
 
-def values(found):
-    named = {"ids": found.ids, "y": found.y, **{f"loss {name}": part for name, part in found.losses.items()}}
-    named |= {f"prediction {name}": part for name, part in found.predictions.items()}
-    named |= {f"margin {name}": part for name, part in found.margins.items()}
-    named |= {f"after {name}": part for name, part in found.robust_after.items()}
-    return {**{name: part.tolist() for name, part in named.items()}, "examples": found.examples}
+def values(result):
+    named = {"ids": result.ids, "y": result.y, **{f"loss {name}": part for name, part in result.losses.items()}}
+    named |= {f"prediction {name}": part for name, part in result.predictions.items()}
+    named |= {f"margin {name}": part for name, part in result.margins.items()}
+    named |= {f"after {name}": part for name, part in result.robust_after.items()}
+    return {**{name: part.tolist() for name, part in named.items()}, "examples": result.examples}
 
 
 def message_of(call, kind):
@@ -123,8 +122,11 @@ def message_of(call, kind):
 def program(folder):
     """Fork a process for each rank of each world size; importing torch before takes its seconds only once."""
     torch.set_num_threads(1)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )  # this process holds it, as torchrun does
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    os.environ |= {**address, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     ranks = [fork(folder / str(processes), processes, rank) for processes in WORLD_SIZES for rank in range(processes)]
     codes = [os.waitpid(rank, 0)[1] for rank in ranks]
     sys.exit(any(codes))
@@ -139,7 +141,7 @@ def under_torchrun(folder, processes, rank):
     )
     np.savez(folder / f"{rank}.npz", x_test=images().x, y_test=images().y, x_train=images().x, y_train=images().y)
     (folder / f"{rank}.npz").replace(folder / "images.npz")
-    with (folder / f"said-{rank}").open("w") as said, redirect_stdout(said), redirect_stderr(said):
+    with (folder / f"log-{rank}").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         codes = [main(["evaluate", *words.split(), *more]) for more in ([], ["--jobs", "2"])]
     assert codes == [0, 2] and not dist.is_initialized(), codes
 
@@ -178,16 +180,16 @@ def launched(folder):
     options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen(command, env=environment, **options) as started:
         try:
-            said = started.communicate(timeout=300)[1]
+            errors = started.communicate(timeout=600)[1]
         finally:
             with suppress(ProcessLookupError):  # one that waits for another's failure
                 os.killpg(started.pid, signal.SIGKILL)
-    assert started.returncode == 0, said
+    assert started.returncode == 0, errors
 
 
 @pytest.fixture(scope="module", params=WORLD_SIZES)
 def several(request, folder, launched):
-    """What each of them found, by its rank."""
+    """Return the results of each process, by rank."""
     place = folder / str(request.param)
     return [json.loads((place / f"{rank}.json").read_text()) for rank in range(request.param)]
 
@@ -202,14 +204,14 @@ def test_all_processes_return_the_same_and_only_the_first_calls_its_callbacks(se
 
 def test_several_processes_find_what_one_finds(one, several):
     for name, expected in one.items():
-        found = several[0][name]
+        result = several[0][name]
         if name.startswith(("loss", "margin")):
-            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
         elif name in ("examples", "validation", "trust", "curve"):
-            numbers, rest = leaves(found)
+            numbers, rest = leaves(result)
             assert (numbers, rest) == (pytest.approx(leaves(expected)[0], rel=1e-6, abs=1e-6), leaves(expected)[1])
         elif name not in ("calls", "refused"):
-            assert found == expected, name
+            assert result == expected, name
     pgd, clean = (np.mean(np.equal(one[f"prediction {name}"], one["y"])) for name in ("pgd", "clean"))
     assert 0 < pgd < clean and all(one["infinite"])
     assert one["prediction autoattack_in_part"] != one["prediction clean"]
@@ -239,8 +241,8 @@ def test_files_are_written_once_and_complete(one, several, folder):
     single, shared = folder / "1" / "whole", folder / str(len(several)) / "whole"
     names = [sorted(str(file.relative_to(root)) for file in root.rglob("*")) for root in (single, shared)]
     assert names[0] == names[1]
-    found = EvalResult.load(shared)
-    assert values(found)["prediction autoattack_in_part"] == one["prediction autoattack_in_part"]
+    result = EvalResult.load(shared)
+    assert values(result)["prediction autoattack_in_part"] == one["prediction autoattack_in_part"]
     for name in ("pgd", "autoattack_in_part"):
         with (
             np.load(single / "examples" / name / "examples.npz") as expected,
@@ -252,9 +254,9 @@ def test_files_are_written_once_and_complete(one, several, folder):
 
 def test_the_command_shares_the_work_too_and_only_the_first_process_prints(launched, folder):
     place = folder / str(WORLD_SIZES[0])
-    found, printed = EvalResult.load(place / "command"), [(place / f"said-{rank}").read_text() for rank in (0, 1)]
+    result, printed = EvalResult.load(place / "command"), [(place / f"log-{rank}").read_text() for rank in (0, 1)]
     single = evaluate(network(), images(), attacks=["pgd"], chunk_size=CHUNK_SIZE, trust=False)
-    assert found.predictions["pgd"].tolist() == single.predictions["pgd"].tolist() and found.label == "RA-APGD"
+    assert result.predictions["pgd"].tolist() == single.predictions["pgd"].tolist() and result.label == "RA-APGD"
     assert "chunk 1 of 2, apgd-ce" in printed[0] and "RA-PGD" in printed[0] and "wrote" in printed[0]
     refused = "the processes of torchrun share AutoAttack's chunks by themselves: leave out --jobs"
     assert printed[1].strip() == f"doubly, process 1: {refused}"

@@ -44,9 +44,9 @@ def test_the_fields_are_those_of_scikit_learn():
 
 def test_intervals_are_wilsons_and_contain_their_numbers():
     y = np.repeat(np.arange(4), 25)
-    found = result(y, np.arange(100) % 25 < 6 * y + 3)
-    summary = found.summary()
-    expected = binomtest(int(found.correct["pgd"].sum()), 100).proportion_ci(method="wilson")
+    evaluated = result(y, np.arange(100) % 25 < 6 * y + 3)
+    summary = evaluated.summary()
+    expected = binomtest(int(evaluated.correct["pgd"].sum()), 100).proportion_ci(method="wilson")
     assert summary["intervals"]["ra_pgd"] == pytest.approx([expected.low, expected.high])
     for label, row in enumerate(summary["per_class"].values()):
         one = binomtest(6 * label + 3, 25).proportion_ci(method="wilson")
@@ -61,20 +61,20 @@ def test_every_attack_has_its_average_tail_and_worst_class():
     correct = np.concatenate([np.arange(5) < count for count in (5, 4, 1, 3)])
     base, other = result(y, True), np.where(correct, y, (y + 1) % 4)
     third = np.where(np.arange(20) % 5 < 2, other, -1)
-    found = EvalResult(
+    evaluated = EvalResult(
         y,
         base.classes,
         {**base.predictions, "margin": other, "fgsm": other, "autoattack": third},
         robust_after=dict.fromkeys(STANDARD, third == y),
         autoattack={"label": "RA-AA", "complete": True},
     )
-    summary = found.summary()
+    summary = evaluated.summary()
     for key in ("ra_margin", "ra_fgsm"):
         assert summary[key] == pytest.approx(13 / 20) and summary[f"{key}_tail_30"] == pytest.approx(1 / 5)
         assert summary[f"worst_class_{key}"] == {"name": "2", key: pytest.approx(1 / 5)}
-    assert (summary["ra_aa"], summary["ra_aa_tail_30"]) == (found.ra_aa, 0.5)
+    assert (summary["ra_aa"], summary["ra_aa_tail_30"]) == (evaluated.ra_aa, 0.5)
     assert summary["ra_aa_tail_30_classes"] == ["2"] and summary["worst_class_ra_aa"] == {"name": "2", "ra_aa": 0.5}
-    assert summary["autoattack"]["accuracy_after"] == dict.fromkeys(STANDARD, found.ra_aa)
+    assert summary["autoattack"]["accuracy_after"] == dict.fromkeys(STANDARD, evaluated.ra_aa)
     assert [row["n_ra_aa"] for row in summary["per_class"].values()] == [2] * 4
 
 
@@ -105,29 +105,29 @@ def test_classes_selected_on_validation_are_scored_on_test():
     assert tail["validated"] == {"value": 0.5, "classes": ["0"], "n_validation": 3}
 
 
-def cross_fitted(found):
-    return found.summary()["tail"]["pgd"]["cross_fitted"]
+def cross_fitted(evaluated):
+    return evaluated.summary()["tail"]["pgd"]["cross_fitted"]
 
 
 def test_cross_fitting_scores_on_the_images_that_it_did_not_select_on():
     """Class 0 is weak on the first of every two images, class 1 on the second."""
-    found = result(np.repeat([0, 1], 4), [False, True, False, True, True, False, True, False], 2)
-    assert found.ra_tail_30 == 0.5 and cross_fitted(found) == 1.0
+    evaluated = result(np.repeat([0, 1], 4), [False, True, False, True, True, False, True, False], 2)
+    assert evaluated.ra_tail_30 == 0.5 and cross_fitted(evaluated) == 1.0
 
 
 def test_cross_fitting_of_images_in_pairs_is_the_tail_itself(few_resamples):
     correct = np.random.default_rng(0).random(100) < np.repeat(np.linspace(0.1, 1, 10), 10)
-    found = result(np.repeat(np.arange(10), 20), np.repeat(correct, 2), 10)
-    assert cross_fitted(found) == pytest.approx(found.ra_tail_30)
+    evaluated = result(np.repeat(np.arange(10), 20), np.repeat(correct, 2), 10)
+    assert cross_fitted(evaluated) == pytest.approx(evaluated.ra_tail_30)
 
 
 def test_cross_fitting_removes_the_bias_of_selecting_the_weakest(few_resamples):
     """The three weakest of ten equally hard classes look weaker than they are."""
     y, plain, fair = np.repeat(np.arange(10), 40), [], []
     for seed in range(30):
-        found = result(y, np.random.default_rng(seed).random(400) < 0.6, 10)
-        plain.append(found.ra_tail_30)
-        fair.append(cross_fitted(found))
+        evaluated = result(y, np.random.default_rng(seed).random(400) < 0.6, 10)
+        plain.append(evaluated.ra_tail_30)
+        fair.append(cross_fitted(evaluated))
     assert np.mean(plain) < 0.55 and np.mean(fair) == pytest.approx(0.6, abs=0.015)
 
 

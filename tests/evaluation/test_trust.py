@@ -61,12 +61,12 @@ def near_boundary(n=16, side=2):
     return x.view(-1, 1, 1, 1).expand(-1, 1, side, side).contiguous(), y
 
 
-def lines(found):
-    return {line["name"]: line for line in found.trust["lines"]}
+def lines(result):
+    return {line["name"]: line for line in result.trust["lines"]}
 
 
-def suspicious(found):
-    return {name for name, line in lines(found).items() if line["verdict"] == "suspicious"}
+def suspicious(result):
+    return {name for name, line in lines(result).items() if line["verdict"] == "suspicious"}
 
 
 def test_an_honest_network_is_fine_whether_weak_or_robust():
@@ -75,10 +75,10 @@ def test_an_honest_network_is_fine_whether_weak_or_robust():
         for shift, robust in ((0.0, 0.0), (0.2, 1.0)):
             ensemble = AutoAttack(threat, ("apgd-ce", "square"), iterations=5, queries=50)
             data = x * (1 - shift) + shift * y.view(-1, 1, 1, 1), y
-            found = evaluate(Threshold(), data, threat, ["pgd", "margin", ensemble])
-            assert (found.sa, found.ra_pgd, found.accuracy("autoattack_in_part")) == (1, robust, robust)
-            assert not suspicious(found) and found.trust["verdict"] == "fine"
-            assert found.trust["measured"] == found.trust["of"] == 11
+            result = evaluate(Threshold(), data, threat, ["pgd", "margin", ensemble])
+            assert (result.sa, result.ra_pgd, result.accuracy("autoattack_in_part")) == (1, robust, robust)
+            assert not suspicious(result) and result.trust["verdict"] == "fine"
+            assert result.trust["measured"] == result.trust["of"] == 11
 
 
 def test_a_network_that_hides_its_gradient_is_suspicious(tmp_path):
@@ -88,10 +88,10 @@ def test_a_network_that_hides_its_gradient_is_suspicious(tmp_path):
         (WrongDirection(), {"unbounded attack"}),
         (Threshold(1e-6), {"logit scale"}),
     ):
-        found = evaluate(network, near_boundary(), LinfBall(EPSILON), output=tmp_path)
-        assert found.trust["verdict"] == "suspicious" and expected <= suspicious(found)
+        result = evaluate(network, near_boundary(), LinfBall(EPSILON), output=tmp_path)
+        assert result.trust["verdict"] == "suspicious" and expected <= suspicious(result)
         saved = json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))["trust"]
-        assert saved == found.trust
+        assert saved == result.trust
         for line in saved["lines"]:
             assert line["text"] and "\n" not in line["text"]
             assert (line["value"] is None) == (line["verdict"] == "not measured")
@@ -99,19 +99,21 @@ def test_a_network_that_hides_its_gradient_is_suspicious(tmp_path):
 
 def test_square_finds_what_a_hidden_gradient_does_not():
     for network in (Steps(), WrongDirection()):
-        found = evaluate(network, near_boundary(), LinfBall(EPSILON), [replace(ATTACK, start="zero"), ENSEMBLE])
-        assert found.ra_pgd == 1 and found.accuracy("autoattack_in_part") < 0.2
+        result = evaluate(network, near_boundary(), LinfBall(EPSILON), [replace(ATTACK, start="zero"), ENSEMBLE])
+        assert result.ra_pgd == 1 and result.accuracy("autoattack_in_part") < 0.2
         expected = {"Square beats white-box", "PGD minus AutoAttack", "AutoAttack's own warnings"}
-        assert expected <= suspicious(found)
-        gain = found.robust_after["apgd-ce"].mean() - found.accuracy("autoattack_in_part")
-        assert lines(found)["Square beats white-box"]["value"] == pytest.approx(gain)
+        assert expected <= suspicious(result)
+        gain = result.robust_after["apgd-ce"].mean() - result.accuracy("autoattack_in_part")
+        assert lines(result)["Square beats white-box"]["value"] == pytest.approx(gain)
 
 
 def test_a_network_without_gradient_is_suspicious_whatever_attack_is_run():
     for attacks in (["margin"], [FGSM(LinfBall(EPSILON))], [replace(ENSEMBLE, parts=("apgd-ce",))]):
-        found = evaluate(Threshold(1e-6), near_boundary(), LinfBall(EPSILON), attacks)
-        assert {"zero gradients", "logit scale", "more steps", "more restarts", "unbounded attack"} <= set(lines(found))
-        assert found.trust["verdict"] == "suspicious"
+        result = evaluate(Threshold(1e-6), near_boundary(), LinfBall(EPSILON), attacks)
+        assert {"zero gradients", "logit scale", "more steps", "more restarts", "unbounded attack"} <= set(
+            lines(result)
+        )
+        assert result.trust["verdict"] == "suspicious"
 
 
 def attack_checks(network, x, y, attack=ATTACK):
@@ -178,8 +180,8 @@ def first_correct(count):
 
 
 def result_checks(predictions, **fields):
-    found = EvalResult(Y, ("a", "b"), {"clean": Y, **predictions}, **fields)
-    return {check.name: check for check in checks_of_result(found, {"repeat": 1e-7, "batch": 2e-6})}
+    result = EvalResult(Y, ("a", "b"), {"clean": Y, **predictions}, **fields)
+    return {check.name: check for check in checks_of_result(result, {"repeat": 1e-7, "batch": 2e-6})}
 
 
 def test_a_gap_is_suspicious_beyond_its_limit():
@@ -190,55 +192,55 @@ def test_a_gap_is_suspicious_beyond_its_limit():
     ):
         for more, verdict in ((-5, "fine"), (5, "suspicious")):
             predictions = {"pgd": first_correct(600), attack: first_correct(600 - limit - more)}
-            found = result_checks(predictions)[name]
-            assert found.verdict == verdict and found.value == pytest.approx((limit + more) / 1000)
-            assert f"{(limit + more) / 10:.1f} points on the same 1000 images" in found.text
+            result = result_checks(predictions)[name]
+            assert result.verdict == verdict and result.value == pytest.approx((limit + more) / 1000)
+            assert f"{(limit + more) / 10:.1f} points on the same 1000 images" in result.text
     stronger = {"pgd": first_correct(500), "autoattack": first_correct(530)}
     assert result_checks(stronger)["PGD minus AutoAttack"].verdict == "suspicious"
 
 
 def test_a_gap_is_that_of_the_samples_that_both_attacks_were_run_on():
     half = np.where(np.arange(1000) < 500, first_correct(250), -1)
-    found = result_checks({"pgd": first_correct(500), "autoattack": half})["PGD minus AutoAttack"]
-    assert found.value == 0.5 and "the same 500 images" in found.text
+    result = result_checks({"pgd": first_correct(500), "autoattack": half})["PGD minus AutoAttack"]
+    assert result.value == 0.5 and "the same 500 images" in result.text
     neither = result_checks({"pgd": Y, "autoattack": np.full(1000, -1)})
     assert neither["PGD minus AutoAttack"].verdict == "not measured"
 
 
 def test_what_was_not_run_is_not_measured():
-    found = result_checks({})
-    assert {name for name, check in found.items() if check.verdict != "not measured"} == {"batch invariance"}
-    assert all((check.value is None) == (check.verdict == "not measured") for check in found.values())
-    assert found["batch invariance"].value == 2e-6
+    result = result_checks({})
+    assert {name for name, check in result.items() if check.verdict != "not measured"} == {"batch invariance"}
+    assert all((check.value is None) == (check.verdict == "not measured") for check in result.values())
+    assert result["batch invariance"].value == 2e-6
 
 
 def test_square_may_break_what_the_reference_allows():
     for broken, verdict in ((0, "fine"), (1, "fine"), (3, "suspicious")):
         after = {"apgd-ce": np.arange(1000) < 400, "square": np.arange(1000) < 400 - broken}
-        found = result_checks({"autoattack": first_correct(400 - broken)}, robust_after=after)
-        check = found["Square beats white-box"]
+        result = result_checks({"autoattack": first_correct(400 - broken)}, robust_after=after)
+        check = result["Square beats white-box"]
         assert (check.verdict, check.value) == (verdict, pytest.approx(broken / 1000))
     first = {"square": np.arange(1000) < 500, "apgd-ce": np.arange(1000) < 250}
-    found = result_checks({"autoattack": first_correct(250)}, robust_after=first)
-    assert found["Square beats white-box"].verdict == "not measured"
+    result = result_checks({"autoattack": first_correct(250)}, robust_after=first)
+    assert result["Square beats white-box"].verdict == "not measured"
 
 
 def test_attacked_images_outside_the_ball_or_predicted_otherwise_are_suspicious():
     for outside, changed in ((0, 0), (1, 0), (0, 2), (1, 2)):
         checked = {"n": 9, "asked": 9, "outside": outside, "changed": changed, "largest": 1.0000001}
-        found = result_checks({"pgd": Y}, examples=checked)["examples re-checked"]
-        assert found.value == outside + changed
-        assert found.verdict == ("suspicious" if outside + changed else "fine")
-        assert f"{outside} outside" in found.text and f"{changed} of 9 predicted otherwise" in found.text
+        result = result_checks({"pgd": Y}, examples=checked)["examples re-checked"]
+        assert result.value == outside + changed
+        assert result.verdict == ("suspicious" if outside + changed else "fine")
+        assert f"{outside} outside" in result.text and f"{changed} of 9 predicted otherwise" in result.text
 
 
 def test_warnings_of_the_reference_are_repeated():
     for warnings, expected in (([], (0.0, "fine", "none")), (["a", "b"], (2.0, "suspicious", "a; b"))):
-        found = result_checks({}, autoattack={"label": "x", "warnings": warnings})["AutoAttack's own warnings"]
-        assert found[1:] == expected
+        result = result_checks({}, autoattack={"label": "x", "warnings": warnings})["AutoAttack's own warnings"]
+        assert result[1:] == expected
 
 
-def test_one_suspicious_check_makes_the_whole_suspicious():
+def test_one_suspicious_check_makes_the_verdict_suspicious():
     for verdicts, expected in (
         (["not measured"], ("too little was measured", 0, 11)),
         (["fine", "not measured"], ("too little was measured", 1, 11)),
@@ -246,6 +248,6 @@ def test_one_suspicious_check_makes_the_whole_suspicious():
         (["fine", "suspicious", "not measured"], ("suspicious", 2, 11)),
         (["suspicious"], ("suspicious", 1, 11)),
     ):
-        found = summarize_checks([Check(str(i), 0.0, verdict, "text") for i, verdict in enumerate(verdicts)])
-        assert (found["verdict"], found["measured"], found["of"]) == expected
-        assert [line["verdict"] for line in found["lines"] if line["text"] == "text"] == verdicts
+        result = summarize_checks([Check(str(i), 0.0, verdict, "text") for i, verdict in enumerate(verdicts)])
+        assert (result["verdict"], result["measured"], result["of"]) == expected
+        assert [line["verdict"] for line in result["lines"] if line["text"] == "text"] == verdicts

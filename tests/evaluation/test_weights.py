@@ -23,11 +23,13 @@ def weights(losses, r=1.0, normalize="all", batch=128, y=None, classes=1, accura
 
 @given(ROWS, TEMPERATURES)
 def test_they_attain_the_worst_case_of_kl_dro(losses, r):
-    found, n = weights(losses, r).weights, len(losses)
-    divergence = np.sum(found * np.log(np.maximum(n * found, 1e-300)))
+    result, n = weights(losses, r).weights, len(losses)
+    divergence = np.sum(result * np.log(np.maximum(n * result, 1e-300)))
     shifted = losses / r - losses.max() / r
-    assert found @ losses - r * divergence == pytest.approx(losses.max() + r * np.log(np.exp(shifted).mean()), abs=1e-6)
-    assert (np.diff(found[losses.argsort()]) >= 0).all()  # a larger loss never has a smaller weight
+    assert result @ losses - r * divergence == pytest.approx(
+        losses.max() + r * np.log(np.exp(shifted).mean()), abs=1e-6
+    )
+    assert (np.diff(result[losses.argsort()]) >= 0).all()  # a larger loss never has a smaller weight
 
 
 @given(ROWS, TEMPERATURES, st.floats(-30, 30))
@@ -54,25 +56,25 @@ def test_a_large_r_gives_equal_weights_and_a_small_r_only_the_largest_loss():
 
 def test_batches_mix_the_classes_and_are_always_the_same():
     y = np.repeat([0, 1], 64)
-    found, again = (weights(np.where(y == 1, 5.0, 0.0), 1.0, "batch", 64, y, 2) for _ in range(2))
-    np.testing.assert_array_equal(found.weights, again.weights)
-    light, heavy = found.mean_per_class()
+    result, again = (weights(np.where(y == 1, 5.0, 0.0), 1.0, "batch", 64, y, 2) for _ in range(2))
+    np.testing.assert_array_equal(result.weights, again.weights)
+    light, heavy = result.mean_per_class()
     assert heavy / light == pytest.approx(np.exp(5), rel=0.2)  # of a sorted set in its own order it would be 1
 
 
 def test_shares_and_means_are_those_of_each_class():
     y = np.array([0, 0, 1, 1, 1, 3])
-    found = KLWeights(np.array([0.001, 0.0011, 0.5, 0.0, 0.002, 0.0]), y, np.zeros(4), 1.0, "all", 128)
-    assert found.above() == 3 / 6 and found.above(0.4) == 1 / 6
-    np.testing.assert_array_equal(found.above_per_class(), [1 / 2, 2 / 3, np.nan, 0])
-    np.testing.assert_allclose(found.mean_per_class(), [0.00105, 0.502 / 3, np.nan, 0], rtol=1e-12)
+    result = KLWeights(np.array([0.001, 0.0011, 0.5, 0.0, 0.002, 0.0]), y, np.zeros(4), 1.0, "all", 128)
+    assert result.above() == 3 / 6 and result.above(0.4) == 1 / 6
+    np.testing.assert_array_equal(result.above_per_class(), [1 / 2, 2 / 3, np.nan, 0])
+    np.testing.assert_allclose(result.mean_per_class(), [0.00105, 0.502 / 3, np.nan, 0], rtol=1e-12)
 
 
 def test_quantiles_are_those_of_each_class():
     """The quantiles of 0, 1, …, 20 are known; between two weights they are interpolated."""
     y, shuffled = np.repeat([0, 2], [21, 2]), np.random.default_rng(0).permutation(np.arange(21.0))
-    found = KLWeights(np.array([*shuffled, 1.0, 3.0]), y, np.zeros(3), 1.0, "all", 9)
-    even, empty, two = found.quantiles_per_class()
+    result = KLWeights(np.array([*shuffled, 1.0, 3.0]), y, np.zeros(3), 1.0, "all", 9)
+    even, empty, two = result.quantiles_per_class()
     assert even == pytest.approx([1, 5, 10, 15, 19]) and empty is None and two == pytest.approx([1.1, 1.5, 2, 2.5, 2.9])
 
 
@@ -80,11 +82,11 @@ def test_the_correlation_is_that_of_the_class_means():
     generator = np.random.default_rng(0)
     y, accuracies = np.repeat(np.arange(6), 10), generator.random(7)
     accuracies[6] = np.nan
-    found = weights(generator.random(60) * 4 - 3 * accuracies[y], 0.7, "all", y=y, accuracies=accuracies)
-    means = np.array([found.weights[y == label].mean() for label in range(6)])
+    result = weights(generator.random(60) * 4 - 3 * accuracies[y], 0.7, "all", y=y, accuracies=accuracies)
+    means = np.array([result.weights[y == label].mean() for label in range(6)])
     expected = np.corrcoef(means, accuracies[:6])[0, 1]
-    assert found.correlation()["pearson"] == pytest.approx(expected) and expected < -0.5
-    assert found.correlation()["spearman"] == pytest.approx(spearmanr(means, accuracies[:6])[0])
+    assert result.correlation()["pearson"] == pytest.approx(expected) and expected < -0.5
+    assert result.correlation()["spearman"] == pytest.approx(spearmanr(means, accuracies[:6])[0])
 
 
 def test_what_does_not_vary_has_no_correlation():
@@ -97,15 +99,15 @@ def test_what_does_not_vary_has_no_correlation():
         (np.full(21, np.log(3)), three, [1.0, 0.0, 0.0], "batch"),
         (np.full(150, np.log(10)), ten, (ten[:10] == 0).astype(float), "batch"),
     ):
-        found = weights(np.array(losses), normalize=normalize, y=y, accuracies=np.array(accuracies))
-        assert found.correlation() == {"pearson": None, "spearman": None}
+        result = weights(np.array(losses), normalize=normalize, y=y, accuracies=np.array(accuracies))
+        assert result.correlation() == {"pearson": None, "spearman": None}
 
 
 def test_the_summary_has_plain_numbers_and_names_r_and_the_normalization():
     y = np.array([0, 0, 2])
-    found = EvalResult(y, ("a", "b", "c"), {"clean": y, "pgd": 0 * y}, losses={"pgd": np.array([0.1, 0.2, 9.0])})
-    one = found.weights(0.5, "all")
-    summary = one.summary(found.names)
+    result = EvalResult(y, ("a", "b", "c"), {"clean": y, "pgd": 0 * y}, losses={"pgd": np.array([0.1, 0.2, 9.0])})
+    one = result.weights(0.5, "all")
+    summary = one.summary(result.names)
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert (summary["r"], summary["normalize"], "batch" in summary) == (0.5, "all", False)
     assert summary["above_0.001_per_class"] == {"a": 0.0, "b": None, "c": 1.0} and summary["above_0.001"] == 1 / 3
@@ -113,7 +115,7 @@ def test_the_summary_has_plain_numbers_and_names_r_and_the_normalization():
     quantiles = summary["quantiles_per_class"]
     assert quantiles["b"] is None and quantiles["c"] == [one.weights[2]] * 5
     assert quantiles["a"] == np.quantile(one.weights[:2], [0.05, 0.25, 0.5, 0.75, 0.95]).tolist()
-    kinds = [(part["r"], part["normalize"], part["batch"]) for part in found.summary()["weights"]]
+    kinds = [(part["r"], part["normalize"], part["batch"]) for part in result.summary()["weights"]]
     assert kinds == [(10.0, "batch", 128), (1.0, "batch", 128), (0.1, "batch", 128)]
 
 

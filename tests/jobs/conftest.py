@@ -40,7 +40,7 @@ def small_run():
 
 
 class SavedRun:
-    """What a run directory holds, without what differs between two equal runs."""
+    """The contents of a run directory, without what differs between two equal runs."""
 
     def __init__(self, path: Path) -> None:
         tensors, self.info = load_checkpoint(path / "checkpoints" / "last")
@@ -70,16 +70,19 @@ def killed_after_epoch():
         killed: list[int] = []
 
         def kill() -> None:
-            state, deadline = output / "checkpoints" / "last" / "state.json", time.monotonic() + 180
+            state, deadline = output / "checkpoints" / "last" / "state.json", time.monotonic() + 600
             while time.monotonic() < deadline:
                 try:
                     if json.loads(state.read_text())["epoch"] >= epoch:
-                        killed.append(int((output / ".lock").read_text()))
-                        os.kill(killed[0], signal.SIGKILL)
+                        pid = int((output / ".lock").read_text())
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
                         return
+                except ProcessLookupError:  # it has ended, so that the test fails below
+                    return
                 except (FileNotFoundError, ValueError):  # not started, or between two renames
                     pass
-                time.sleep(0.02)
+                time.sleep(0.002)
 
         killer = threading.Thread(target=kill)
         killer.start()

@@ -107,8 +107,8 @@ def test_a_stopped_evaluation_continues_with_the_chunks_that_are_left(finished, 
 
 
 def test_an_evaluation_stops_when_asked_to():
-    answers = [False, False, True, True]
-    callback = StopEvaluation(lambda: answers.pop(0))
+    replies = [False, False, True, True]
+    callback = StopEvaluation(lambda: replies.pop(0))
     callback.on_images(1, 2), callback.on_time_left(3.0)
     for call in (lambda: callback.on_images(1, 2), lambda: callback.on_time_left(None)):
         with pytest.raises(Interrupted):
@@ -116,7 +116,7 @@ def test_an_evaluation_stops_when_asked_to():
 
 
 class Recorder(Callback):
-    """Writes down what it hears, and which directory it was made for."""
+    """Records the calls, and the directory it was made for."""
 
     def __init__(self, path, events):
         self.path, self.events = path, events

@@ -47,7 +47,7 @@ class Pool:
             "trained": Job(small_run(seed=2), folder / "trained", evaluate=None, callbacks=board),
         }
         (folder / "refused").mkdir()
-        (folder / "refused" / "letter.txt").write_text("somebody's file")
+        (folder / "refused" / "letter.txt").write_text("a file of the user")
         train_run(self.jobs["done"].run, folder / "done")
         evaluate_run(folder / "done", config=WITHOUT_TRUST)
         steps = iter(range(100))

@@ -84,7 +84,7 @@ def jobs(tmp_path, small_run):
 
 def test_jobs_are_tasks_and_failed_or_lost_ones_are_reported(on_ray, jobs, tmp_path, saved_run):
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "letter.txt").write_text("somebody's file")
+    (tmp_path / "full" / "letter.txt").write_text("a file of the user")
     failures = on_ray(jobs("fine", "full", "lost"), lost=("lost",), processes=9)
     assert failures.keys() == {tmp_path / "full", tmp_path / "lost"}  # absolute: nodes have other working folders
     assert "full is not empty (letter.txt)" in failures[tmp_path / "full"]

@@ -59,15 +59,15 @@ def test_a_task_trains_and_evaluates_the_job_of_its_number(array, tmp_path):
     assert "#SBATCH --time=0-03:00:00\n" in text and f"#SBATCH --output={tmp_path}/lo\\ gs/%x-%A-%a.log\n" in text
     assert "#SBATCH --requeue\n" in text and "#SBATCH --signal=B:USR1@120\n" in text
     process = array(1, {"doubly": PRINTING}, EXIT_CODE="0")
-    train, evaluate = (line.split("|") for line in process.communicate(timeout=60)[0].splitlines())
+    train, evaluate = (line.split("|") for line in process.communicate(timeout=600)[0].splitlines())
     output = str(tmp_path / "ru ns" / "done_pgd")
     assert process.returncode == 0 and train[:4] == ["train", "digits.done_pgd", "--seed", "0"]
     assert train[4:] == ["--epochs", "1", "--output", output, "--resume"] and evaluate[:2] == ["evaluate", output]
     process = array(1, {"doubly": PRINTING}, EXIT_CODE="143")
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 143 and "evaluate" not in out
     process = array(3, {})
-    assert "they are 0 to 2" in process.communicate(timeout=60)[1] and process.returncode == 2
+    assert "they are 0 to 2" in process.communicate(timeout=600)[1] and process.returncode == 2
 
 
 def test_a_task_that_gets_a_signal_saves_first(array):
@@ -80,7 +80,7 @@ def test_a_task_that_gets_a_signal_saves_first(array):
         process = array(1, {"doubly": TRAINING, "scontrol": REQUEUING}, **variables)
         assert process.stdout.readline() == "started\n"
         process.send_signal(number)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=600)
         assert (process.returncode, out) == (code, f"saved\n{queued}")
 
 

@@ -1,8 +1,5 @@
 """AT and standard training, with balanced classes and with losses that compare with the clean images."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,8 +12,7 @@ from doubly.losses import LogitMargin, MartLoss, TradesLoss
 from doubly.methods import AT, MART, TRADES, Standard
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
-
-gradients = runpy.run_path(str(Path(__file__).parent / "problems.py"))["gradients"]
+from method_problems import gradients
 
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))

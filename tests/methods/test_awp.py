@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +17,7 @@ from doubly.methods.awp import perturbed_weights
 from doubly.schedules import Constant
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-gradients, flat_gradient = PROBLEMS["gradients"], PROBLEMS["flat_gradient"]
+from method_problems import flat_gradient, gradients
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.7, seed=9)
@@ -51,7 +47,7 @@ def objective(method, model, state=None, step=TRAIN_STEP):
     return method.objective(model, samples(), method.init(COUNTS) if state is None else state, step)
 
 
-def moved(model, slopes, gamma):
+def moved_weights(model, slopes, gamma):
     """Return a copy of the network whose matrices lie gamma of their length further along their slope."""
     other = copy.deepcopy(model)
     for p, q, slope in zip(model.parameters(), other.parameters(), slopes, strict=True):
@@ -64,7 +60,7 @@ def test_the_update_is_the_gradient_of_at_at_the_perturbed_weights():
     model, batch = smooth(), samples()
     delta = ATTACK(model, batch.x, batch.y, TRAIN_STEP.generator("attack"))
     loss = F.cross_entropy(model(batch.x + delta), batch.y)
-    other = moved(model, gradients(loss, model), 0.05)
+    other = moved_weights(model, gradients(loss, model), 0.05)
     expected = F.cross_entropy(other(batch.x + delta), batch.y)
     result = objective(AWP(AT(ATTACK), 0.05), model)
     assert result.loss.item() == pytest.approx(expected.item(), rel=1e-12)
@@ -122,7 +118,7 @@ def test_done_keeps_its_implicit_term_at_the_perturbed_weights():
         done = DONE(attack, temperature=Constant(0.5), damping=1.0, implicit=implicit, curvature=curvature)
         state = done.direction(model, batch, delta, {}, TRAIN_STEP).state
         slopes = gradients(done.direction(model, batch, delta, state, TRAIN_STEP).loss, model)
-        other = moved(model, slopes, 0.05)
+        other = moved_weights(model, slopes, 0.05)
         expected = done.direction(other, batch, delta, state, TRAIN_STEP)
         result = objective(AWP(done, 0.05), model, state)
         rough = curvature == "full" or implicit == "first_order"  # a solve, or a quotient of small differences
@@ -152,7 +148,7 @@ def test_done_exact_is_the_penalty_written_out_at_the_perturbed_weights():
         W = torch.softmax(losses / 0.5, 0).detach() * len(batch.y)
         return (W * losses + 0.5 * W * (slope * slope * inverse.detach()).flatten(1).sum(1)).mean()
 
-    other = moved(model, gradients(written_out(model), model), 0.05)
+    other = moved_weights(model, gradients(written_out(model), model), 0.05)
     result = objective(AWP(done, 0.05), model)
     expected = flat_gradient(written_out(other), other)
     assert torch.allclose(flat_gradient(result.loss, model), expected, rtol=1e-8, atol=1e-12)
@@ -266,7 +262,7 @@ def test_tied_weights_move_together():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Tied().double()
-    other = moved(model, gradients(objective(AT(ATTACK), model).loss, model), 0.1)
+    other = moved_weights(model, gradients(objective(AT(ATTACK), model).loss, model), 0.1)
     assert other.two.weight is other.one.weight
     delta = ATTACK(model, samples().x, samples().y, TRAIN_STEP.generator("attack"))
     expected = F.cross_entropy(other(samples().x + delta), samples().y)
@@ -302,3 +298,8 @@ def test_refusals():
         model[layer].weight.requires_grad_(False)
     with pytest.raises(UsageError, match="name them so"):
         objective(AWP(), model)
+
+
+def test_the_state_of_the_wrapped_method_is_recorded():
+    assert AWP(DONE()).recorded_state({"r": torch.tensor(3.0)}) == {"r": 3.0}
+    assert AWP(AT()).recorded_state({}) == AWP(DONE(divergence="cvar", cap=2.0)).recorded_state({}) == {}

@@ -1,8 +1,6 @@
 """CFOL: the adversary that learns which classes to draw, by hand."""
 
 import math
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +16,7 @@ from doubly.losses import TradesLoss
 from doubly.methods import AT, CFOL
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
-
-gradients = runpy.run_path(str(Path(__file__).parent / "problems.py"))["gradients"]
+from method_problems import gradients
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
 NO_ATTACK = PGD(LinfBall(0.1), 0, start="zero")  # delta = 0, so that the logits are known

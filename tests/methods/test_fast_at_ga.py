@@ -1,8 +1,5 @@
 """Gradient alignment, on a network whose input gradient is known in closed form."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -12,8 +9,7 @@ from doubly.errors import UsageError
 from doubly.methods import AT, FastATGA
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
-
-gradients = runpy.run_path(str(Path(__file__).parent / "problems.py"))["gradients"]
+from method_problems import gradients
 
 ATTACK = FGSM(LinfBall(0.1), reach=1.25)
 
@@ -77,5 +73,5 @@ def test_samples_without_a_gradient_do_not_count(monkeypatch):
 
 
 def test_a_negative_strength_is_refused():
-    with pytest.raises(UsageError, match="not negative"):
+    with pytest.raises(UsageError, match="must not be negative"):
         FastATGA(strength=-1.0)

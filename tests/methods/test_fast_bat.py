@@ -1,8 +1,5 @@
 """Fast-BAT, compared with its formulas written out."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -14,8 +11,7 @@ from doubly.losses import CrossEntropy
 from doubly.methods import AT, FastBAT
 from doubly.threat import L2Ball, LinfBall
 from doubly.types import Batch, TrainStep
-
-flat_gradient = runpy.run_path(str(Path(__file__).parent / "problems.py"))["flat_gradient"]
+from method_problems import flat_gradient
 
 SIZE = 0.4
 ATTACK = PGD(LinfBall(0.1), 1, GradientStep(SIZE), start="zero")

@@ -1,8 +1,6 @@
 """FAT: samples stop where a loop over single samples would stop."""
 
 import math
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +15,9 @@ from doubly.methods import AT, FAT
 from doubly.schedules import Constant, Cyclic, Piecewise
 from doubly.threat import L2Ball, LinfBall
 from doubly.types import Batch, TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-network, data, gradients = PROBLEMS["trained_network"], PROBLEMS["labeled_noise"], PROBLEMS["gradients"]
+from method_problems import gradients
+from method_problems import labeled_noise as data
+from method_problems import trained_network as network
 
 K, RADIUS, SIZE = 6, 0.2, 0.05
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)

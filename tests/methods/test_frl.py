@@ -1,8 +1,6 @@
 """FRL: two weighted means, and multipliers that follow the errors of each class."""
 
 import dataclasses
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +15,7 @@ from doubly.methods import FRL, TRADES
 from doubly.methods.frl import class_weights
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
-
-gradients = runpy.run_path(str(Path(__file__).parent / "problems.py"))["gradients"]
+from method_problems import gradients
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)

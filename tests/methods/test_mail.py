@@ -1,8 +1,6 @@
 """MAIL: the weights by hand, and the objective by its formula in every form."""
 
 import math
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,8 @@ from doubly.losses import CrossEntropy, LogitMargin, kl_divergence
 from doubly.methods import AT, MAIL, MART, TRADES
 from doubly.threat import LinfBall
 from doubly.types import TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-data, by_batch_statistics, gradients = (PROBLEMS[name] for name in ("plain_noise", "by_batch_statistics", "gradients"))
+from method_problems import by_batch_statistics, gradients
+from method_problems import plain_noise as data
 
 LATE = TrainStep(epoch=80, step=4, progress=0.7, seed=9)
 EARLY = LATE._replace(progress=0.5)

@@ -1,8 +1,6 @@
 """MART, compared with its formula written out sample by sample."""
 
 import math
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,8 @@ from doubly.losses import MartLoss
 from doubly.methods import AT, MART
 from doubly.threat import LinfBall
 from doubly.types import TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-data, by_batch_statistics, gradients = (PROBLEMS[name] for name in ("plain_noise", "by_batch_statistics", "gradients"))
+from method_problems import by_batch_statistics, gradients
+from method_problems import plain_noise as data
 
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 ATTACK = PGD(LinfBall(0.1), 4, SignStep(0.03), "gaussian")
@@ -85,7 +82,7 @@ def test_beta_zero_is_at_plus_a_term_for_the_runner_up_class():
 def test_the_divergence_counts_most_where_the_clean_image_is_misclassified():
     clean = torch.tensor([[4.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
     attacked = torch.zeros(2, 2).double()
-    right, wrong = MartLoss(1.0).parts(attacked, torch.tensor([0, 0]), clean).rest.tolist()
+    right, wrong = MartLoss(1.0).parts(attacked, torch.tensor([0, 0]), clean).unweighted.tolist()
     share = 1 / (1 + math.exp(-4))
     divergence = share * math.log(2 * share) + (1 - share) * math.log(2 * (1 - share))
     assert right == pytest.approx(divergence * (1.0000001 - share))

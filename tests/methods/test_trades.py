@@ -1,8 +1,6 @@
 """TRADES: its attack on the divergence, and its formula."""
 
 import dataclasses
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,8 @@ from doubly.losses import LogitMargin
 from doubly.methods import TRADES, Standard
 from doubly.threat import LinfBall
 from doubly.types import TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-data, by_batch_statistics, gradients = (PROBLEMS[name] for name in ("plain_noise", "by_batch_statistics", "gradients"))
+from method_problems import by_batch_statistics, gradients
+from method_problems import plain_noise as data
 
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
 RADIUS, K, SIZE = 0.1, 4, 0.03

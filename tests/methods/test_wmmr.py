@@ -1,8 +1,6 @@
 """WMMR, compared with its formula written out sample by sample."""
 
 import math
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +14,7 @@ from doubly.losses import LogitMargin, TradesLoss
 from doubly.methods import AT, WMMR
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
-
-gradients = runpy.run_path(str(Path(__file__).parent / "problems.py"))["gradients"]
+from method_problems import gradients
 
 K, RADIUS, SIZE = 5, 0.1, 0.03
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)

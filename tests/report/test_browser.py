@@ -52,7 +52,7 @@ def test_the_page_works_in_a_browser(page, tmp_path):
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"]
     for screen in (["--window-size=1280,900"], ["--window-size=390,900", "--blink-settings=preferredColorScheme=0"]):
-        run = subprocess.run([*command, *screen, page.as_uri()], capture_output=True, text=True, timeout=120)
+        run = subprocess.run([*command, *screen, page.as_uri()], capture_output=True, text=True, timeout=600)
         assert "CONSOLE" not in run.stderr
         (answer,) = re.findall(r'data-result="([^"]*)"', run.stdout)
         result = json.loads(answer.replace("&quot;", '"'))

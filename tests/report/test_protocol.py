@@ -19,6 +19,8 @@ def test_the_attack_has_a_name():
 def test_one_line_holds_every_setting():
     assert describe(NESTED) == "PGD-20, ℓ∞, ε = 8/255 (seed 0)"
     assert describe({"attack": "FGSM"}) == "FGSM"
+    for kind, name in (("threat.l1", "ℓ1"), ("threat.l2", "ℓ2"), ("threat.patch", "patch")):
+        assert describe({"attack": {"kind": "attack.pgd", "threat": {"kind": kind}}}) == f"PGD, {name}"
     complete = {**NESTED["attack"], "rule": {"kind": "step.sign", "size": 2 / 255}, "start": "uniform", "restarts": 2}
     words = "PGD-20, ℓ∞, ε = 8/255, step ε/4, uniform start, 2 restarts"
     assert describe({"attack": {**complete, "loss": {"kind": "loss.cross_entropy"}, "attack_mode": "eval"}}) == words

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from doubly.report import forms, tables
 from doubly.report.collect import collect, compare
+from doubly.report.html import Section
 from doubly.report.paper import PRINTED, printed
 from doubly.report.tables import Cell, Column
 from doubly.rundir import RunDir, append_metrics, read_json, write_json
@@ -53,6 +54,16 @@ def test_the_numbers_are_those_of_the_files(make_run):
     assert row["seconds"].text == "12 ± 0" and row["seeds"].text == "2"
     single = table_of(runs[:1])
     assert not any("±" in cell.text or cell.best for cell in single.rows[0]) and "±" not in single.notes[0]
+
+
+def test_an_attack_that_is_not_in_the_list_of_metrics_has_a_column(make_run):
+    path = make_run()
+    tail = read_json(path / "evaluation.json")["tail"]
+    change(path, ra_fgsm=0.456, tail={**tail, "fgsm": {}})
+    assert by_name(table_of([path]))["RA-fgsm"].text == "45.6"
+    (comparison,) = compare(collect([path]))
+    assert Section(comparison, tables.table(comparison)).explanations["RA-fgsm"] == "accuracy under the attack fgsm"
+    assert "RA-fgsm" not in by_name(table_of([change(path, ra_fgsm="damaged")]))
 
 
 def test_the_best_of_each_column_is_marked_as_it_is_printed(table):

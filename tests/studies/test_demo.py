@@ -87,7 +87,7 @@ def test_a_second_time_nothing_is_trained_and_the_table_is_the_same(shown, monke
 
 def test_a_run_that_failed_is_named(small, tmp_path):
     (tmp_path / "done_gd-s0").mkdir()
-    (tmp_path / "done_gd-s0" / "letter.txt").write_text("somebody's file")
+    (tmp_path / "done_gd-s0" / "letter.txt").write_text("a file of the user")
     with pytest.raises(UsageError, match=r"done_gd-s0: .*is not empty \(letter\.txt\)"):
         run_demo(tmp_path, 1, 1, Console(file=StringIO()))
     assert all(RunDir(tmp_path / f"{method}-s0").evaluation.exists() for method in METHODS if method != "done_gd")

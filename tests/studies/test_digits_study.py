@@ -67,7 +67,7 @@ def test_each_row_is_what_its_label_says(tmp_path):
             run = digits(method, table == "imbalanced")
             assert rows[table, method] == with_changes(run, WINNERS[run.name])
         assert rows[table, "done_pgd cap None"] == with_changes(rows[table, "done_pgd"], {"method.cap": None})
-    for method in METHODS:  # with settings that nobody searched
+    for method in METHODS:  # with settings that were not searched
         run, settings = rows["short", method], SHORT_AT if method == "at" else SHORT_DONE
         assert run == with_changes(digits(method, True), settings)
         assert (run.epochs, run.optimizer.lr.peak, run.optimizer.weight_decay) == (SHORT_EPOCHS, 0.1, 5e-4)

@@ -11,7 +11,7 @@ from doubly.evaluation.intervals import bootstrap_difference
 from doubly.recipes.digits import digits
 from doubly.rundir import RunDir, append_metrics, write_json
 from doubly.studies import folds
-from doubly.studies.folds import METRICS, StudyRow, compare_rows, summarize_row
+from doubly.studies.folds import METRIC_KEYS, StudyRow, compare_rows, summarize_row
 
 IMAGES = 400
 LABELS = np.arange(IMAGES) % 10
@@ -44,7 +44,7 @@ def write_fold(row, fold, files):
     predictions = {name: np.where(right, LABELS, (LABELS + 1) % 10)[ids] for name, right in correct(row).items()}
     np.savez(files.predictions, ids=ids, y=LABELS[ids], **predictions)
     worst = {"worst_class": {"ra_pgd": 0.01 * fold}, "protocol": {"seed": 0, "data_sha256": str(fold)}}
-    write_json(files.evaluation, {**dict.fromkeys(METRICS, 0.1 * fold), **worst})
+    write_json(files.evaluation, {**dict.fromkeys(METRIC_KEYS, 0.1 * fold), **worst})
     for epoch in range(2):
         append_metrics(files, {"epoch": epoch, "seconds": 1.5, "alarms": [f"alarm {fold}"] if epoch else []})
 
@@ -68,7 +68,10 @@ def test_a_summary_has_the_folds_and_all_images_pooled(output):
         summary, right = summarize_row(row, output, {}), correct(row)["pgd"]
         assert (summary["table"], summary["label"], summary["failed"]) == (row.table, row.label, [])
         assert summary["n"] == IMAGES and summary["protocol"] == {"seed": 0}
-        assert summary["per_fold"] == {key: [0.0, 0.1] for key in METRICS} and summary["worst_per_fold"] == [0.0, 0.01]
+        assert summary["per_fold"] == {key: [0.0, 0.1] for key in METRIC_KEYS} and summary["worst_per_fold"] == [
+            0.0,
+            0.01,
+        ]
         assert summary["seconds"] == [3.0, 3.0] and summary["alarms"] == [["alarm 0"], ["alarm 1"]]
         assert summary["pooled_tail"] == pytest.approx(tail(right))
         assert summary["pooled_per_class"] == pytest.approx([right[k == LABELS].mean() for k in range(10)])

@@ -52,8 +52,8 @@ def test_estimates_are_based_on_one_calibration_per_network(tmp_path, monkeypatc
     assert list(estimates) == [job.output for job in study.jobs]
     passes = [estimate.step_passes for estimate in estimates.values()]
     assert passes == [Passes(2, 2), Passes(3, 3), Passes(2, 2)]
-    assert len(messages) == 1 and messages[0].startswith("from ")
-    assert " s for a pass of 512 images of 8 x 8 pixels here, " in messages[0]
+    assert len(messages) == 1 and messages[0].startswith("estimated from ")
+    assert " s for a pass of 512 images of 8 x 8 pixels, " in messages[0]
 
 
 def test_jobs_that_run_at_a_time_share_the_total_time():

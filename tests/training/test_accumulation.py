@@ -3,6 +3,8 @@
 That it trains to the weights of the whole batch is tested in methods/test_method.py and test_world_sizes.py.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from torch import nn
 from doubly import AT, DONE, PGD, Batch, LinfBall, TrainStep, train
 from doubly.bilevel import SignStep
 from doubly.errors import UsageError
-from doubly.methods import AWP
+from doubly.methods import AWP, MAIL
 from doubly.training.accumulation import accumulate_gradient
 from doubly.training.passes import counted_passes
 
@@ -27,9 +29,15 @@ def network(*layers):
     return nn.Sequential(nn.Flatten(), *layers, nn.Linear(36, 3))
 
 
-def test_the_merged_objective_is_that_of_the_whole_batch():
-    for method in (DONE(ATTACK), DONE(ATTACK, implicit="first_order", damping=100.0), AWP(AT(ATTACK))):
-        whole, merged = (accumulate_gradient(method, network(), batch(), {}, TrainStep(), n) for n in (None, 5))
+def test_objective_and_gradient_of_microbatches_are_those_of_the_whole_batch():
+    for method in (AT(ATTACK), DONE(ATTACK), DONE(ATTACK, implicit="first_order", damping=100.0), AWP(AT(ATTACK))):
+        models = network(), network()
+        whole, merged = (
+            accumulate_gradient(method, model, batch(), {}, TrainStep(), limit)
+            for model, limit in zip(models, (None, 5), strict=True)
+        )
+        for one, other in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.allclose(one.grad, other.grad, atol=1e-5), method
         for name in ("loss", "sample_losses", "weights", "logits"):
             assert torch.allclose(getattr(whole, name), getattr(merged, name), atol=1e-5), name
         assert not merged.loss.requires_grad
@@ -54,7 +62,7 @@ def test_batch_norm_sees_each_microbatch_once():
 
 def test_microbatches_do_not_share_their_dropout():
     model, masks = network(nn.Dropout(0.5)).train(), []
-    model[1].register_forward_hook(lambda layer, inputs, kept: masks.append(kept == 0))
+    model[1].register_forward_hook(lambda layer, inputs, output: masks.append(output == 0))
     images = batch()._replace(x=torch.ones(12, 1, 6, 6))
     accumulate_gradient(AT(ATTACK), model, images, {}, TrainStep(), 6)
     first, second = (mask for mask in masks if mask.any())
@@ -62,7 +70,8 @@ def test_microbatches_do_not_share_their_dropout():
 
 
 def test_a_method_whose_weights_depend_on_the_batch_costs_one_more_forward_pass():
-    for method, more in [(AT(ATTACK), 0), (DONE(ATTACK), 1)]:
+    mail = MAIL(ATTACK, normalize="batch", burn_in=0.0)
+    for method, more in [(AT(ATTACK), 0), (DONE(ATTACK), 1), (mail, 1), (replace(mail, burn_in=0.5), 0)]:
         counts = []
         for microbatch in (None, 5):
             model = network()

@@ -56,3 +56,16 @@ def test_refusals(tiny, adversarial):
         data, method, *changes = arguments
         with pytest.raises(UsageError, match=message):
             train(tiny.model(), data, method, **(changes[0] if changes else {}))
+    with pytest.raises(UsageError, match=r"the first argument is the network, an nn\.Module, got Images"):
+        train(images, tiny.model(), adversarial)
+
+
+def test_an_optimizer_that_cannot_be_used_is_refused(tiny, adversarial):
+    instance = torch.optim.Adam(tiny.model().parameters())
+    for optimizer, message in [
+        (instance, "must be settings or a function, got Adam: write optimizer=lambda"),
+        ("adam", "must be settings or a function, got str"),
+        (torch.optim.LBFGS, "LBFGS computes the loss several times in a step"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            train(tiny.model(), tiny.splits.train, adversarial, **settings(tiny, optimizer=optimizer))

@@ -98,7 +98,7 @@ class Double(nn.Module):
 
 
 def test_momentum_weight_decay_and_learning_rate_reach_every_parameter_in_every_step(tiny, tmp_path):
-    """By logistic regression written out in numpy."""
+    """Compare with logistic regression written in numpy."""
     schedule = Cyclic(0.4)
     tiny.network = lambda: nn.Sequential(Double(), nn.Linear(16, 3).double())
     steps = list(batches(tiny.splits.train, 16, 3, 0))

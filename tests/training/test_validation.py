@@ -56,7 +56,7 @@ def test_alarms_are_reported_and_kept_and_compare_with_the_highest_accuracy_so_f
     validation = Validation(every=1, size=30, attack=tiny.attack)
     tiny.train(tiny.run(validation=validation), tmp_path, callbacks=[listener])
     (message,) = listener.messages
-    assert message.startswith("epoch 2: catastrophic overfitting: accuracy under PGD fell from 50% to 2%")
+    assert message.startswith("epoch 3: catastrophic overfitting: accuracy under PGD fell from 50% to 2%")
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [len(entry["alarms"]) for entry in rows] == [0, 0, 1]
     assert tiny.checkpoint(tmp_path)[1]["peak_ra_pgd"] == 0.5

@@ -154,7 +154,7 @@ def world(request, tmp_path_factory):
     command = [sys.executable, __file__, str(folder), str(request.param)]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        errors = process.communicate(timeout=300)[1]
+        errors = process.communicate(timeout=600)[1]
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -179,12 +179,12 @@ def test_several_processes_train_to_the_weights_of_one(world, case):
             assert torch.allclose(rank[name], value, rtol=0, atol=1e-10), name
 
 
-def test_microbatches_on_several_processes_train_to_the_weights_of_one(world):
-    if len(world) == 2:
-        for name in IN_MICROBATCHES:
-            for key, value in expected(f"plain, {name}").items():
-                for rank in world:
-                    assert torch.allclose(rank[f"microbatches/{key}"], value, rtol=0, atol=1e-10), key
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_microbatches_on_two_processes_train_to_the_weights_of_one(world):
+    for name in IN_MICROBATCHES:
+        for key, value in expected(f"plain, {name}").items():
+            for rank in world:
+                assert torch.allclose(rank[f"microbatches/{key}"], value, rtol=0, atol=1e-10), key
 
 
 def test_all_processes_end_with_the_same_bits(world):

@@ -33,6 +33,10 @@ class Attack:
 
         Returns:
             The perturbations, of the shape of `x`.
+
+        Raises:
+            UsageError: If images, labels and logits do not fit each other.
+            NonFiniteError: If the network returns NaN or infinity.
         """
         raise NotImplementedError
 
@@ -41,7 +45,10 @@ class Attack:
         """Return this kind of attack as an evaluation runs it.
 
         Args:
-            reference: The PGD attack of the evaluation, whose threat, and settings where they apply, are taken over.
+            reference: The PGD attack of the evaluation, whose threat is used, and its settings where they apply.
+
+        Returns:
+            The attack within the threat of `reference`.
         """
         return cls(threat=reference.threat)  # type: ignore[call-arg]  # a field of every subclass
 

@@ -1,6 +1,6 @@
 """AutoAttack (Croce and Hein 2020): the attacks of the reference package `pyautoattack`, one at a time on one batch.
 
-Which samples they run on, and what is saved, is decided in `evaluation.autoattack`. Global generators and the trace
+`evaluation.autoattack` decides which samples they run on, and what is saved. Global generators and the trace
 function are restored. The caller freezes the parameters, since FAB would leave gradients on them.
 """
 
@@ -48,12 +48,17 @@ class AutoAttack:
 
     def __post_init__(self) -> None:
         if self.threat.norm not in NORMS:
-            raise UsageError(f"AutoAttack knows l-infinity and l2 balls, got {type(self.threat).__name__}")
+            raise UsageError(
+                f"AutoAttack knows l-infinity and l2 balls, got {type(self.threat).__name__}: use LinfBall or L2Ball"
+            )
         unknown = [part for part in self.parts if part not in STANDARD]
         if unknown or not self.parts or len(set(self.parts)) < len(self.parts):
-            raise UsageError(f"parts are some of {', '.join(STANDARD)}, each once, got {self.parts}")
+            raise UsageError(f"parts must be some of {', '.join(STANDARD)}, each once, got {self.parts}")
         if min(self.iterations, self.targets, self.queries) < 1:
-            raise UsageError("iterations, targets and queries are at least 1")
+            raise UsageError(
+                f"iterations, targets and queries must be at least 1, got {self.iterations}, {self.targets} and "
+                f"{self.queries}"
+            )
 
     @property
     def label(self) -> str:

@@ -69,8 +69,8 @@ def _compile(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Any:
         return model.forward(x)
 
-    own = FunctionType(forward.__code__.replace(), forward.__globals__, closure=forward.__closure__)
-    run: Any = torch.compile(own)
+    copied = FunctionType(forward.__code__.replace(), forward.__globals__, closure=forward.__closure__)
+    run: Any = torch.compile(copied)
 
     def with_dynamic_rows(x: Tensor) -> Any:
         x = x[:]  # the mark stays on this view
@@ -103,18 +103,18 @@ def compile_forward(model: nn.Module, x: Tensor, rows: int | None = None) -> tup
     Returns:
         The compiled network, or None if it cannot be compiled or disagrees; and a sentence that says which.
     """
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         with warnings.catch_warnings(action="ignore"):  # the compiler's remarks on its own libraries
-            made, plain = CompiledForward(model, rows or ROWS.get(x.device.type, 256)), PlainForward(model)
-            pairs = list(zip(_outputs(made, x), _outputs(plain, x), strict=True))
+            compiled, plain = CompiledForward(model, rows or ROWS.get(x.device.type, 256)), PlainForward(model)
+            pairs = list(zip(_outputs(compiled, x), _outputs(plain, x), strict=True))
         difference = max(_difference(ours, theirs) for ours, theirs in pairs)
         half = any(theirs.dtype.itemsize < 4 for _, theirs in pairs)
-    except Exception as error:  # whatever the compiler raises about somebody's network
+    except Exception as error:  # whatever the compiler raises about a network of the user
         return None, f"not compiled: {type(error).__name__}: {(str(error).splitlines() or [''])[0]:.120}"
     if not difference <= (HALF_TOLERANCE if half else TOLERANCE):
         return None, f"not compiled: the compiled network differs by {difference:.2g} from the network itself"
-    return made, f"compiled in {time.perf_counter() - begun:.0f} s"
+    return compiled, f"compiled in {time.perf_counter() - start:.0f} s"
 
 
 def _outputs(forward: Forward, x: Tensor) -> list[Tensor]:
@@ -135,5 +135,5 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
     A ReLU at its kink may switch with the last bit, and then the gradient of that one sample jumps.
     """
     error, size = (part.float().flatten(1).norm(dim=1) for part in (ours - theirs, theirs))
-    whole = error.norm() / size.norm().clamp_min(1e-12)
-    return float(torch.maximum((error / size.clamp_min(1e-12)).median(), whole / OUTLIER_FACTOR))
+    total = error.norm() / size.norm().clamp_min(1e-12)
+    return float(torch.maximum((error / size.clamp_min(1e-12)).median(), total / OUTLIER_FACTOR))

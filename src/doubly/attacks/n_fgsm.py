@@ -24,22 +24,22 @@ from doubly.threat import LinfBall
 
 @dataclass(frozen=True)
 class NFGSM(Attack):
-    """One sign step from noise, within the image range alone.
+    """One sign step from a noisy image, for training only: delta may leave the ball, but not the image range.
 
     Raises:
         UsageError: If the noise is negative, the reach not positive, or the loss compares with clean logits.
     """
 
     threat: LinfBall = field(default_factory=LinfBall)
-    """its radius is epsilon; delta may leave it"""
+    """the ball, whose radius is epsilon; delta may leave it"""
     noise: float = 2.0
-    """k: the noise reaches this many radii"""
+    """largest noise as a multiple of epsilon (k in the paper)"""
     reach: float = 1.0
     """step size as a multiple of epsilon"""
     loss: Loss = field(default_factory=CrossEntropy)
     """what the attacker increases"""
     attack_mode: Mode = "eval"
-    """eval or train: see PGD; the released code trains"""
+    """eval or train: see PGD; the released code uses train"""
 
     stays_inside: ClassVar[bool] = False
 

@@ -24,7 +24,7 @@ GAUSSIAN_START = 0.001  # standard deviation, as in the released code of TRADES,
 
 @dataclass(frozen=True)
 class PGD(Attack):
-    """Madry's attack: `steps` projected steps of `rule` that increase the loss; the last iterate is kept.
+    """Projected gradient descent: `steps` projected steps of `rule` that increase the loss; the last iterate is kept.
 
     Raises:
         UsageError: If a number is out of range, the rule does not fit the threat, or the loss compares with clean
@@ -92,12 +92,16 @@ class PGD(Attack):
             generator: Random numbers for the start.
             value: What to increase, from logits to one number per sample. Each step calls it once, at the iterate that
                 the step starts from.
-            active: Asked after each step which samples go on, (B,). The others leave the batch, and `value` is shown
-                their last logits again. For step rules without a state, in evaluation mode, where samples do not
-                influence each other.
+            active: Called after each step; returns which samples continue, (B,). The others leave the batch, and
+                `value` receives their last logits again. For step rules without a state, in evaluation mode, where
+                samples do not influence each other.
 
         Returns:
             delta, of the shape of `x`.
+
+        Raises:
+            UsageError: If images, labels and logits do not fit each other.
+            NonFiniteError: If logits or the gradient are NaN or infinite.
         """
         check_images(x, y)
         draws = BatchGenerator.of(generator)
@@ -127,7 +131,8 @@ class PGD(Attack):
             The perturbation of each image.
 
         Raises:
-            UsageError: If the attack starts at the image, or has a loss of its own.
+            UsageError: If the attack starts at the image, has a loss of its own, or images and labels do not fit.
+            NonFiniteError: If logits or the gradient are NaN or infinite.
         """
         self.check_divergence()
         check_images(x, y)

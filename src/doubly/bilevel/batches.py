@@ -72,13 +72,13 @@ def iterate_batches(
         while True:
             yield None, None
     total, batch_size = _check_sizes(tensors or [], row_count, batch_size, world_size)
-    own_size = batch_size // world_size
-    own_rows = slice(rank * own_size, (rank + 1) * own_size)
+    part_size = batch_size // world_size
+    part_rows = slice(rank * part_size, (rank + 1) * part_size)
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.arange(total) if batch_size == total else torch.randperm(total, generator=generator)
         for ids in order[: total - total % batch_size].view(-1, batch_size):
-            yield ids, None if data is None else select_rows(data, ids[own_rows])
+            yield ids, None if data is None else select_rows(data, ids[part_rows])
 
 
 def _check_sizes(

@@ -75,7 +75,9 @@ def as_terms(returned: Any) -> Terms:
     """
     if isinstance(returned, tuple) and 1 <= len(returned) <= 3 and isinstance(returned[0], Tensor):
         return Terms(*returned)
-    raise TypeError(f"problem must return Terms(outer, inner), got {type(returned).__name__}")
+    raise TypeError(
+        f"problem must return Terms(outer, inner), got {type(returned).__name__}: return tensors, one value per sample"
+    )
 
 
 def check_inner(inner: Tensor, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What `minimize` needs of the processes that work on one problem together."""
+"""The protocol by which `minimize` talks to the other processes that work on the same problem."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -52,9 +52,9 @@ class SingleProcess:
     world_size: int = 1
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """Return `values`."""
+        """Return `values` as they are."""
         return values
 
     def average_gradients(self, parameters: Iterable[Tensor]) -> object:
-        """Do nothing: the gradients of one process are their own mean."""
+        """Leave the gradients of `parameters` as they are, and return None."""
         return None

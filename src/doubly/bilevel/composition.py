@@ -27,7 +27,9 @@ class Composition(Protocol):
     """
 
     @property
-    def eta(self) -> float: ...
+    def eta(self) -> float:
+        """Weight of the newest batch in the estimate."""
+        ...
 
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
@@ -138,11 +140,11 @@ class RunningMean:
         return slope.expand_as(values), {"u": u.detach()}
 
     def value(self, values: Tensor) -> Tensor:
-        """Return f(mean g) of these samples, ()."""
+        """Return f(mean g) of these samples, (); see `Composition.value`."""
         return self._f(values.mean(0))
 
     def estimate(self, state: State) -> Tensor:
-        """Return u, of the shape of g_i."""
+        """Return u, of the shape of g_i; see `Composition.estimate`."""
         return state["u"]
 
 
@@ -192,8 +194,8 @@ class LogMeanExp:
         ordered = scaled.sort(descending=True).values
         counts = torch.arange(len(ordered), device=ordered.device, dtype=ordered.dtype)  # k, at the cap
         mass_left = len(ordered) - counts * self.cap
-        rest = ordered.flip(0).logcumsumexp(0).flip(0)
-        candidates = rest - mass_left.clamp_min(torch.finfo(ordered.dtype).tiny).log()
+        uncapped = ordered.flip(0).logcumsumexp(0).flip(0)
+        candidates = uncapped - mass_left.clamp_min(torch.finfo(ordered.dtype).tiny).log()
         # The smallest k whose largest uncapped sample stays below the cap. At k * cap = B the others have no mass left.
         fits = (mass_left > 0) & (ordered - candidates <= log(self.cap))
         largest_k = (mass_left > 0).sum() - 1
@@ -231,7 +233,7 @@ class LogMeanExp:
         return torch.maximum(largest + total.clamp_min(0).log(), nu_batch + log(self.eta))
 
     def value(self, values: Tensor) -> Tensor:
-        """Return r log mean exp(loss / r) of these losses, (), or the capped objective."""
+        """Return r log mean exp(loss / r) of these losses, (), or the capped objective; see `Composition.value`."""
         scaled = values.double() / self.r
         nu = self.batch_value(scaled)
         if self.cap is None:
@@ -242,5 +244,5 @@ class LogMeanExp:
         return (self.r * (weights * (scaled - log_weights)).mean()).to(values.dtype)
 
     def estimate(self, state: State) -> Tensor:
-        """Return u, the running mean of exp(loss / r), ()."""
+        """Return u, the running mean of exp(loss / r), (); see `Composition.estimate`."""
         return state["nu"].exp()

@@ -127,7 +127,7 @@ def cid_first_order_parts(
             losses.
     """
     if not parts:
-        raise ValueError("parts must hold at least one microbatch")
+        raise ValueError("parts must hold at least one microbatch: pass the whole batch as one Part")
     parameters = [p for p in parameters if p.requires_grad]
     deltas = [part.delta.detach().requires_grad_() for part in parts]
     single = parts[0].problem(deltas[0]) if len(parts) == 1 else None  # needs no pass for the values alone
@@ -147,7 +147,7 @@ def cid_first_order_parts(
         at_delta = _add(at_delta, gradients)
         v.append(_solve_diagonal(part.inverse_curvature, slope, weight, floor))
         terms.append(Terms(outer.detach(), aux=aux))
-    longest = all_gather(torch.stack([each.abs().amax() for each in v]).amax()[None]).amax().clamp_min(tiny)
+    longest = all_gather(torch.stack([direction.abs().amax() for direction in v]).amax()[None]).amax().clamp_min(tiny)
 
     at_shifted: Gradients = [None] * len(parameters)
     for part, delta, weight, direction in zip(parts, deltas, part_weights, v, strict=True):
@@ -158,9 +158,9 @@ def cid_first_order_parts(
     quotients = [g if h is None else (h - g) * (longest / span) for g, h in zip(plain, at_shifted, strict=True)]
     averages = mean([total / len(values) for total in (*plain, *quotients)])
     gradients = _add_bounded(averages[: len(plain)], averages[len(plain) :], limit)
-    values = _concatenate([each.outer for each in terms])
+    values = _concatenate([part_terms.outer for part_terms in terms])
     loss = _InjectGradient.apply((weights * values).mean(), len(parameters), *parameters, *gradients)  # type: ignore[no-untyped-call]
-    return Direction(loss, values, weights, _concatenate([each.aux for each in terms]), state)
+    return Direction(loss, values, weights, _concatenate([part_terms.aux for part_terms in terms]), state)
 
 
 @torch.no_grad()

@@ -91,5 +91,7 @@ def projected_descent(
     # Checked once, so that no step waits for the device. A NaN stays in delta, except after sign(nan) = 0, where the
     # steps silently stop: there it is still in the last gradient.
     if not torch.isfinite(delta.sum() + gradient.sum()):
-        raise ArithmeticError("the gradient of the inner function is NaN or infinite")
+        raise ArithmeticError(
+            "the gradient of the inner function is NaN or infinite: take smaller steps, or change the start"
+        )
     return delta.detach()

@@ -45,7 +45,9 @@ class Solver(Protocol):
     """
 
     @property
-    def tolerance(self) -> float | None: ...
+    def tolerance(self) -> float | None:
+        """Largest relative residual without a warning."""
+        ...
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
         """Solve the systems.
@@ -73,7 +75,7 @@ def _checked(v: Tensor, residual: Tensor, tolerance: float, remedy: str, concave
         residual: Their relative residuals, (B,).
         tolerance: Largest relative residual without a warning.
         remedy: What the user can do, for the message.
-        concave: Rows whose system was seen to have no positive curvature, (B,); they are warned about as well.
+        concave: Rows in which a direction without positive curvature was met, (B,); the warning covers them as well.
     """
     missed = ~(residual <= tolerance)  # true for NaN as well
     if concave is not None and concave.any():

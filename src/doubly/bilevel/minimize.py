@@ -23,7 +23,7 @@ MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 class Step(NamedTuple):
-    """What the callback of `minimize` receives after each step.
+    """State after one step of `minimize`, as its callback receives it.
 
     Attributes:
         number: Number of the step, from 0.
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What `minimize` returns.
+    """The outcome of `minimize`.
 
     Attributes:
         theta: The object that was passed in, changed in place.
@@ -86,7 +86,7 @@ def minimize(
     seed: int = 0,
     communicator: Communicator = SingleProcess(),
 ) -> Result:
-    """Minimize F(theta) = f(mean_i g_i(theta, delta_i*(theta))), where delta_i* minimizes h_i(theta, .) over a set V_i.
+    """Minimize `F(theta) = f(mean_i g_i(theta, delta_i*(theta)))`; `delta_i*` minimizes h_i(theta, .) over a set V_i.
 
     Each step solves the inner problems of one batch, takes the CID estimate there and hands it to a torch optimizer.
 

@@ -21,7 +21,7 @@ NO_DELTA = "inner does not depend on delta: there is nothing to minimize; comput
 
 
 class StepInput(NamedTuple):
-    """What a step starts from.
+    """State from which a step starts.
 
     Attributes:
         batch: This process's part of the batch, as the problem expects it.
@@ -41,7 +41,7 @@ class StepInput(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """What a step found, at the theta that it started from.
+    """Result of a step, at the theta from which it started.
 
     Attributes:
         delta: The inner solutions, of the shape of `StepInput.start`.
@@ -106,7 +106,7 @@ class OuterStep:
 
         Args:
             optimizer: The optimizer of theta.
-            step: What to start from.
+            step: The state to start from.
             number: Number of the step.
             warn: Whether a linear solve that misses its tolerance warns. Python cannot tell repetitions of that warning
                 apart from new ones, since its text holds the residual.

@@ -63,12 +63,12 @@ def frozen(parameters: list[Tensor]) -> Iterator[None]:
 @contextmanager
 def with_values(parameters: list[Tensor], values: list[Tensor]) -> Iterator[None]:
     """Give the tensors other values, and restore their own afterwards."""
-    own_values = [parameter.detach().clone() for parameter in parameters]
+    original_values = [parameter.detach().clone() for parameter in parameters]
     _copy(values, parameters)
     try:
         yield
     finally:
-        _copy(own_values, parameters)
+        _copy(original_values, parameters)
 
 
 @torch.no_grad()

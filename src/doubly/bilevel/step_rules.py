@@ -87,7 +87,7 @@ class GradientStep(SizedStep):
     rests_without_gradient: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        """Return the increment of delta and the new state."""
+        """Return the increment of delta and the new state; see `StepRule.step`."""
         return -self.size * gradient, state
 
 
@@ -101,11 +101,11 @@ class MomentumStep(SizedStep):
     """factor by which the sum of earlier gradients shrinks in each step"""
 
     def init(self, delta: Tensor) -> State:
-        """Return the state before the first step."""
+        """Return the state before the first step; see `StepRule.init`."""
         return {"sum": torch.zeros_like(delta)}
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        """Return the increment of delta and the new state."""
+        """Return the increment of delta and the new state; see `StepRule.step`."""
         total = self.decay * state["sum"] + gradient
         return -self.size * total, {"sum": total}
 
@@ -120,7 +120,7 @@ class SignStep(SizedStep):
     rests_without_gradient: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        """Return the increment of delta and the new state."""
+        """Return the increment of delta and the new state; see `StepRule.step`."""
         return -self.size * gradient.sign(), state
 
 
@@ -134,7 +134,7 @@ class NormalizedStep(SizedStep):
     rests_without_gradient: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        """Return the increment of delta and the new state."""
+        """Return the increment of delta and the new state; see `StepRule.step`."""
         lengths = norms(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
         return -self.size * gradient / per_row(lengths, gradient), state
 
@@ -153,12 +153,12 @@ class AdamStep(SizedStep):
     """added to the root of the second moment"""
 
     def init(self, delta: Tensor) -> State:
-        """Return the state before the first step."""
+        """Return the state before the first step; see `StepRule.init`."""
         zeros = torch.zeros_like(delta)
         return {"mean": zeros, "squares": zeros, "steps": torch.zeros((), device=delta.device, dtype=delta.dtype)}
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        """Return the increment of delta and the new state."""
+        """Return the increment of delta and the new state; see `StepRule.step`."""
         steps = state["steps"] + 1
         mean = torch.lerp(gradient, state["mean"], self.decay)
         squares = torch.lerp(gradient.square(), state["squares"], self.decay_squares)
@@ -191,11 +191,11 @@ class FirstThen(StepRule):
         return replace(self, first=self.first.scaled(factor), then=self.then.scaled(factor))
 
     def init(self, delta: Tensor) -> State:
-        """Return the state before the first step."""
+        """Return the state before the first step; see `StepRule.init`."""
         return {"first": torch.zeros(())}  # replaced by the state of `then` after the first step
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        """Return the increment of delta and the new state."""
+        """Return the increment of delta and the new state; see `StepRule.step`."""
         if "first" in state:
             increment, _ = self.first.step(gradient, delta, constraint, self.first.init(delta))
             return increment, self.then.init(delta)
@@ -221,7 +221,7 @@ class BarrierStep(SizedStep):
     needs_box: ClassVar[bool] = True
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        """Return the increment of delta and the new state.
+        """Return the increment of delta and the new state; see `StepRule.step`.
 
         Raises:
             TypeError: If the constraint is not a `Box`.

@@ -73,11 +73,11 @@ class MeanVariance:
         return (1 + (values.double() - u[0]) / self.r).to(values.dtype), {"u": u}
 
     def value(self, values: Tensor) -> Tensor:
-        """Return mean + variance / (2 r) of these losses, ()."""
+        """Return mean + variance / (2 r) of these losses, (); see `Composition.value`."""
         return values.mean() + values.var(correction=0) / (2 * self.r)
 
     def estimate(self, state: State) -> Tensor:
-        """Return the running means of loss and loss^2, (2,)."""
+        """Return the running means of loss and loss^2, (2,); see `Composition.estimate`."""
         return state["u"]
 
 
@@ -143,17 +143,17 @@ class ChiSquare:
         return self._weights(values.double(), threshold).to(values.dtype), {"threshold": threshold, "r": r}
 
     def value(self, values: Tensor) -> Tensor:
-        """Return the maximum over the weights of these losses, ()."""
+        """Return the maximum over the weights of these losses, (); see `Composition.value`."""
         losses = values.double()
         threshold = self._threshold(losses, {}).detach()
         # Detached: the gradient of a maximum is that at its maximizer, held fixed.
         weights = self._weights(losses, threshold).detach()
         # The weights have mean 1, so the threshold can be added last: a common part of the losses costs no digits.
-        rest = weights * (losses - threshold) - self.r / 2 * (weights - 1).square()
-        return (threshold + rest.mean()).to(values.dtype)
+        excess = weights * (losses - threshold) - self.r / 2 * (weights - 1).square()
+        return (threshold + excess.mean()).to(values.dtype)
 
     def estimate(self, state: State) -> Tensor:
-        """Return the threshold t, ()."""
+        """Return the threshold t, (); see `Composition.estimate`."""
         return state["threshold"]
 
 
@@ -220,12 +220,12 @@ class CVaR:
         return weights, {"threshold": high, "scale": scale, "alpha": alpha}
 
     def value(self, values: Tensor) -> Tensor:
-        """Return the mean of the worst share `alpha` of these losses, ()."""
+        """Return the mean of the worst share `alpha` of these losses, (); see `Composition.value`."""
         losses = values.double()
         return (self._weights(losses, *self._bracket(losses, {})).detach() * losses).mean().to(values.dtype)
 
     def estimate(self, state: State) -> Tensor:
-        """Return the threshold t, ()."""
+        """Return the threshold t, (); see `Composition.estimate`."""
         return state["threshold"]
 
 

@@ -1,1 +1,1 @@
-"""Other people's libraries; each is imported when it is asked for."""
+"""Adapters to optional libraries; each library is imported only when it is used."""

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, which is an optional dependency and imported when it is asked for."""
+"""Curves for TensorBoard, which is an optional dependency and imported only when it is used."""
 
 import warnings
 from pathlib import Path

@@ -7,7 +7,7 @@ import safetensors.torch
 from doubly.checkpoints.load import load_run, load_trained_weights
 
 
-def export_run(directory: Path, output: Path, which: str = "last") -> None:
+def export_run(directory: Path, output: Path, checkpoint: str = "last") -> None:
     """Write the weights of a run directory's checkpoint.
 
     Names and tensors are those of `model.state_dict()`; the file's metadata names recipe and checkpoint.
@@ -15,9 +15,12 @@ def export_run(directory: Path, output: Path, which: str = "last") -> None:
     Args:
         directory: The run directory.
         output: The file to write.
-        which: last or best.
+        checkpoint: last or best.
+
+    Raises:
+        UsageError: If it is not a run directory, or there is no such checkpoint, or it is damaged.
     """
-    metadata = {"format": "pt", "recipe": load_run(directory).name, "checkpoint": which}
-    weights = load_trained_weights(directory, which)
+    metadata = {"format": "pt", "recipe": load_run(directory).name, "checkpoint": checkpoint}
+    weights = load_trained_weights(directory, checkpoint)
     output.parent.mkdir(parents=True, exist_ok=True)
     safetensors.torch.save_file(weights.tensors, output, metadata)

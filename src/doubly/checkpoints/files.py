@@ -74,7 +74,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise UsageError(f"checkpoint {path} is damaged (state.json is missing): delete it to begin again")
     info = read_json(path / "state.json")
     if not isinstance(info, dict) or not isinstance(info.get("checksums"), dict):
-        raise UsageError(f"{path} is no checkpoint of doubly: its state.json lacks the checksums")
+        raise UsageError(
+            f"{path} is no checkpoint of doubly: its state.json lacks the checksums; delete it to begin again"
+        )
     if info.get("schema") != SCHEMA:
         raise UsageError(
             f"{path} has schema {info.get('schema')}, this version reads {SCHEMA}: use the doubly that wrote it"
@@ -87,5 +89,5 @@ def load_checkpoint(path: Path) -> Checkpoint:
         try:
             tensors[part.stem] = safetensors.torch.load_file(part)
         except SafetensorError as error:
-            raise UsageError(f"checkpoint {path} is damaged ({file}: {error})") from None
+            raise UsageError(f"checkpoint {path} is damaged ({file}: {error}): delete it to begin again") from None
     return Checkpoint(tensors, info)

@@ -44,7 +44,9 @@ def load_run(path: Path) -> Run:
         raise UsageError(f"{path} is no run directory: it has no config.json; give one that `doubly train` wrote")
     run = from_json(read_json(RunDir(path).config))
     if not isinstance(run, Run):
-        raise UsageError(f"{RunDir(path).config} does not describe a run")
+        raise UsageError(
+            f"{RunDir(path).config} does not describe a run: restore it, or give a directory that `doubly train` wrote"
+        )
     return run
 
 
@@ -58,53 +60,55 @@ def config_difference(path: Path, run: Run) -> str | None:
     return first_difference(saved, config)
 
 
-def load_trained_weights(path: Path, which: str) -> TrainedWeights:
+def load_trained_weights(path: Path, checkpoint: str) -> TrainedWeights:
     """Read the weights of a run directory's checkpoint.
 
     Args:
         path: The run directory.
-        which: last or best.
+        checkpoint: last or best.
 
     Raises:
         UsageError: If there is no such checkpoint, or it is damaged.
     """
     folder = RunDir(path).checkpoints
-    found = find_checkpoint(folder, which)
-    if found is None:
+    location = find_checkpoint(folder, checkpoint)
+    if location is None:
         names = ", ".join(sorted(p.name for p in folder.glob("[!.]*"))) or "none"
-        raise UsageError(f"{path} has no checkpoint '{which}' (there are: {names}): train first, or choose another")
+        raise UsageError(
+            f"{path} has no checkpoint '{checkpoint}' (there are: {names}): train first, or choose another"
+        )
     try:
-        checkpoint = load_checkpoint(found)
+        tensors, info = load_checkpoint(location)
     except UsageError:
         time.sleep(RETRY_SECONDS)
-        found = find_checkpoint(folder, which) or found
-        checkpoint = load_checkpoint(found)
-    tensors = checkpoint.tensors
-    return TrainedWeights(tensors.get("ema") or tensors["model"], checkpoint.info, found)
+        location = find_checkpoint(folder, checkpoint) or location
+        tensors, info = load_checkpoint(location)
+    return TrainedWeights(tensors.get("ema") or tensors["model"], info, location)
 
 
-def load_model(path: Path, which: str = "last", architecture: Model | None = None) -> nn.Module:
+def load_model(path: Path, checkpoint: str = "last", architecture: Model | None = None) -> nn.Module:
     """Return the trained network of a run directory.
 
     Args:
         path: The run directory.
-        which: last or best.
+        checkpoint: last or best.
         architecture: What builds the network, if not the run's own configuration.
 
     Raises:
         UsageError: If there is no such checkpoint, it is damaged, or the network does not fit its weights.
     """
-    return load_model_and_info(path, which, architecture)[0]
+    return load_model_and_info(path, checkpoint, architecture)[0]
 
 
-def load_model_and_info(path: Path, which: str, architecture: Model | None) -> tuple[nn.Module, dict[str, Any]]:
+def load_model_and_info(path: Path, checkpoint: str, architecture: Model | None) -> tuple[nn.Module, dict[str, Any]]:
     """Return the network and the state.json of one and the same checkpoint; see `load_model`."""
-    run, weights = load_run(path), load_trained_weights(path, which)
+    run, weights = load_run(path), load_trained_weights(path, checkpoint)
     try:
         channels, classes = int(weights.info["channels"]), len(weights.info["classes"])
     except (KeyError, TypeError, ValueError):
         raise UsageError(
-            f"checkpoint {weights.path} is damaged: state.json lacks the channels or the classes"
+            f"checkpoint {weights.path} is damaged: state.json lacks the channels or the classes; "
+            "delete it to begin again"
         ) from None
     source = (architecture or run.model).without_initial_weights()
     # Mean and standard deviation are buffers of the network, and come with its weights.

@@ -91,8 +91,8 @@ def fetch(arguments: list[str], out: Console) -> None:
 @dataclass(frozen=True)
 class InspectOptions:
     """Print the classes of a dataset with their numbers of images, size and channel statistics, and draw some images
-    of each class. Of a recipe it shows what the recipe makes of its dataset. --set FIELD=JSON changes a field of the
-    dataset, as in --set size=32."""
+    of each class. For a recipe, it shows the training images that the recipe uses. --set FIELD=JSON changes a field of
+    the dataset, as in --set size=32."""
 
     name: Name
     """dataset, recipe, folder of class folders, or .npz or .safetensors file"""
@@ -178,11 +178,11 @@ def imbalance(arguments: list[str], out: Console) -> None:
     imbalances = [IMBALANCES[options.profile](ratio, options.seed) for ratio in options.ratio]
     source = run_for_source(options.name, options.data_root, changes).data
     train = load_splits(source).train
-    subsets = [train.subset(each.keep(train.y, len(train.classes))) for each in imbalances]  # all before any is written
+    subsets = [train.subset(rule.keep(train.y, len(train.classes))) for rule in imbalances]  # all before any is written
     options.output.mkdir(parents=True, exist_ok=True)
-    for each, subset in zip(imbalances, subsets, strict=True):
-        path = options.output / f"{options.name}-{options.profile}-{each.ratio!r}-s{options.seed}.json"
-        write_json(path, selection_file(subset, {"dataset": to_json(source.source), "imbalance": to_json(each)}))
+    for rule, subset in zip(imbalances, subsets, strict=True):
+        path = options.output / f"{options.name}-{options.profile}-{rule.ratio!r}-s{options.seed}.json"
+        write_json(path, selection_file(subset, {"dataset": to_json(source.source), "imbalance": to_json(rule)}))
         counts = " ".join(map(str, subset.counts().tolist()))
         print_line(out, f"{path}: {len(subset):,} of {len(train):,} images are kept, by class {counts}")
 

@@ -38,15 +38,11 @@ class EvaluateOptions:
     quick: bool = False
     """also run only two attacks of AutoAttack, APGD-CE and APGD-T (RA-APGD), which is rarely far from RA-AA"""
     threat: Annotated[
-        Literal["linf", "l2"] | None,
-        tyro.conf.arg(metavar="{linf,l2}", help_behavior_hint="(default: that of the run, or linf)"),
+        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: that of the run, or linf)")
     ] = None
-    """what the attacker may do"""
+    """what the attacker may do: linf, l2, or another name from `doubly list kinds threat`"""
     epsilon: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="NUMBER", help_behavior_hint="(default: that of the run, or 8/255 for linf and 0.5 for l2)"
-        ),
+        str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: that of the run, or of the threat)")
     ] = None
     """radius of the threat, such as 8/255"""
     jobs: int = 1
@@ -77,7 +73,7 @@ class EvaluateOptions:
 
     @property
     def attack_names(self) -> tuple[str, ...]:
-        """All attacks, AutoAttack included."""
+        """Names of all attacks, AutoAttack included."""
         ensemble = ("autoattack",) if self.autoattack else ("quick",) if self.quick else ()
         return (*self.attacks, *ensemble)
 
@@ -139,9 +135,11 @@ def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[
 
 def _threat(options: EvaluateOptions, default: "Threat | None") -> "Threat | None":
     """Return the threat of the options; the default if they name none, or only the kind of the default."""
-    from doubly.config.serialize import parse_number
+    from doubly.config.serialize import parse_number, suggestion
     from doubly.threat import THREATS, LinfBall
 
+    if options.threat is not None and options.threat not in THREATS:
+        raise UsageError(f"there is no threat '{options.threat}'{suggestion(options.threat, THREATS)}")
     kind = THREATS[options.threat] if options.threat else LinfBall if default is None else type(default)
     if options.epsilon is not None:
         return kind(radius=parse_number(options.epsilon))  # type: ignore[call-arg]  # a field of every subclass
@@ -157,7 +155,7 @@ def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback)
     threat = _threat(options, trained_threat)
     result = evaluate_run(
         directory,
-        which=options.checkpoint,
+        checkpoint=options.checkpoint,
         architecture=UserModel(options.model) if options.model else None,
         device=options.device,
         attacks=options.attack_names,
@@ -173,16 +171,16 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
     from doubly.cli.sources import run_for_source
     from doubly.config.device import select_device
     from doubly.config.user_code import UserModel
+    from doubly.data.splits import load_splits_once
     from doubly.distributed import join_processes
     from doubly.evaluation.api import evaluate
     from doubly.seeding import global_generators
-    from doubly.training.setup import load_run_splits
 
     assert options.model is not None and options.data is not None  # as parse_evaluate_options checks
     folder = options.config.output or Path("evaluations") / _folder_name(options.model, options.weights)
     with join_processes() as communicator:
         run = run_for_source(options.data, options.data_root, changes)
-        splits = load_run_splits(run, communicator, Callback())
+        splits = load_splits_once(run.data, communicator)
         test = splits.test
         with global_generators(0):  # a function that loads no weights returns the same network each time
             model = UserModel(options.model, options.weights).build(test.x.shape[1], len(test.classes), [0.0], [1.0])

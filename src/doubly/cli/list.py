@@ -62,5 +62,5 @@ def _entries(table: str) -> Mapping[str, Any]:
         "kinds": KINDS,
     }
     if table not in tables:
-        raise UsageError(f"there is no list of '{table}'{suggestion(table, tables)}")
+        raise UsageError(f"there is no list of '{table}'{suggestion(table, [*tables, 'passes'])}")
     return tables[table]

@@ -78,7 +78,7 @@ def pop_flag(arguments: list[str], flag: str) -> list[str]:
     Raises:
         UsageError: If the value of the last one is missing.
     """
-    values, others, words = [], [], iter(arguments)
+    values, remaining, words = [], [], iter(arguments)
     for word in words:
         if word == flag:
             value = next(words, None)
@@ -88,6 +88,6 @@ def pop_flag(arguments: list[str], flag: str) -> list[str]:
         elif word.startswith(f"{flag}="):
             values.append(word.removeprefix(f"{flag}="))
         else:
-            others.append(word)
-    arguments[:] = others
+            remaining.append(word)
+    arguments[:] = remaining
     return values

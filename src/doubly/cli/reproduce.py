@@ -70,7 +70,7 @@ class ReproduceOptions:
     tensorboard: bool = False
     """also write curves for TensorBoard into each run directory; needs the extra doubly[tensorboard]"""
     dry_run: bool = False
-    """list the runs, which of them are done, and how long the others would take on this machine; run nothing"""
+    """list the runs, with their state and estimated time (of a study on digits only their folders); run nothing"""
     commands: bool = False
     """print a shell command for each run that is not done, for a scheduler; run nothing"""
     slurm: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None

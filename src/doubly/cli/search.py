@@ -19,7 +19,7 @@ from doubly.rundir import read_json, write_json
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Search hyper-parameters: train points of a grid, and score them on hold-outs of the training images. The test
+    """Search hyperparameters: train points of a grid, and score them on hold-outs of the training images. The test
     images take no part. The same command skips trials that are done and resumes one that was stopped."""
 
     recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]

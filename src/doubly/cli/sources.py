@@ -42,7 +42,7 @@ def apply_changes(run: Run, changes: Sequence[str]) -> Run:
 
 
 def run_for_source(name: str, root: str | None, changes: Sequence[str]) -> Run:
-    """Return a run on the images that a name stands for.
+    """Return a run on the images of a name.
 
     Args:
         name: A recipe; or a dataset, a folder of class folders or a file of arrays, of which all images are used, with

@@ -72,7 +72,7 @@ def _count(attack: str, result: "EvalResult") -> str:
 
 
 def _checks(trust: Mapping[str, Any]) -> Table:
-    table = Table("check", "verdict", "result", title=f"can it be trusted? {trust['verdict']}")
+    table = Table("check", "verdict", "result", title=f"can the numbers be trusted? {trust['verdict']}")
     for check in trust["lines"]:
         style = {"suspicious": "red", "not measured": "dim"}.get(check["verdict"])
         table.add_row(check["name"], check["verdict"], escape_terminal(check["text"]), style=style)
@@ -88,7 +88,7 @@ def print_differences(rows: Iterable["Difference"], result: "EvalResult", title:
         title: Title of the table.
         out: Where it is printed.
     """
-    table = _table(title, "", "", "n", "points, 95 %", "first only", "second only", "p")
+    table = _table(title, "", "", "n", "points, 95 %", "first", "second", "p")  # short: 80 columns
     for row in rows:
         counts = [str(row.test.first_only), str(row.test.second_only), f"{row.test.p:.2g}"]
         table.add_row(attack_label(row.attack, result), "average", str(row.n), _points(row.average), *counts)
@@ -96,9 +96,7 @@ def print_differences(rows: Iterable["Difference"], result: "EvalResult", title:
         table.add_row("", "worst class", "", _points(row.worst))
         table.add_section()
     out.print(table)
-    print_line(
-        out, "first only, second only: images that only this network classifies correctly; p: McNemar's exact test"
-    )
+    print_line(out, "first, second: images that only this network classifies correctly; p: McNemar's exact test")
 
 
 def _points(interval: Any) -> str:

@@ -20,8 +20,8 @@ from doubly.rundir import read_json
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train a run. A part that is shown as {fixed} is replaced by --set PATH=KIND or PATH=JSON, as in
-    --set data.augment=augment.crop_flip; `doubly list kinds` lists the kinds."""
+    """Train a run. --set PATH=KIND or PATH=JSON replaces a whole part, as in --set data.augment=augment.pad_crop_flip;
+    `doubly list kinds` lists the kinds."""
 
     run: Annotated[Run, tyro.conf.arg(name="")]
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME-sSEED)")] = None

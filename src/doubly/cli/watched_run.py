@@ -25,7 +25,7 @@ MAX_CLASSES, MAX_ALARMS = 5, 3
 def sparkline(values: Sequence[float], width: int) -> str:
     """Draw values as a line of at most `width` blocks; a block is the mean of neighboring values."""
     count = min(width, len(values))
-    ends = [len(values) * place // count for place in range(count + 1)]
+    ends = [len(values) * index // count for index in range(count + 1)]
     means = [statistics.fmean(values[start:end]) for start, end in pairwise(ends)]
     low, span = min(means), max(means) - min(means)
     return "".join(BLOCKS[round(7 * (mean - low) / span) if span else 3] for mean in means)

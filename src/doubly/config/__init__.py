@@ -1,4 +1,4 @@
-"""What a run is: the tree of settings, its JSON form, and code named by the user."""
+"""The configuration of a run: the tree of settings, its JSON form, and code named by the user."""
 
 from doubly.config.optimizers import SGD, Adam, AdamW, OptimizerConfig
 from doubly.config.run import Run, Validation

@@ -1,4 +1,4 @@
-"""Which device a run or an evaluation uses."""
+"""The device of a run or an evaluation."""
 
 import torch
 
@@ -18,7 +18,7 @@ def select_device(name: str, communicator: Communicator) -> torch.device:
         UsageError: If there is no such device, or no GPU for this process.
     """
     if name == "auto":
-        return _own_gpu(communicator) if torch.cuda.is_available() else torch.device("cpu")
+        return _gpu_of_process(communicator) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -29,7 +29,7 @@ def select_device(name: str, communicator: Communicator) -> torch.device:
     return device
 
 
-def _own_gpu(communicator: Communicator) -> torch.device:
+def _gpu_of_process(communicator: Communicator) -> torch.device:
     if communicator.world_size == 1:
         return torch.device("cuda")
     if local_rank() >= torch.cuda.device_count():

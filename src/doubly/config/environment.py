@@ -1,4 +1,4 @@
-"""Where and how a run was made: what somebody needs to make it again."""
+"""The environment of a run: versions, machine and command, which are needed to repeat it."""
 
 import platform
 import shlex

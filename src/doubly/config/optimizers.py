@@ -1,5 +1,6 @@
 """Optimizers by name: settings that build a torch optimizer."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from doubly.errors import UsageError
 from doubly.schedules import Cyclic, Schedule
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+FACTORY_EXAMPLE = "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
 
 
 class OptimizerConfig:
@@ -39,11 +41,11 @@ class OptimizerConfig:
 def _check(config: Any) -> None:
     """Refuse settings that no optimizer takes."""
     if not config.weight_decay >= 0:
-        raise UsageError(f"weight_decay is not negative, got {config.weight_decay}")
+        raise UsageError(f"weight_decay must not be negative, got {config.weight_decay}")
     if not all(config.lr.at(percent / 100) >= 0 for percent in range(100)):
-        raise UsageError(f"a learning rate is not negative, got {config.lr}")
+        raise UsageError(f"a learning rate must not be negative, got {config.lr}")
     if config.clip is not None and not config.clip > 0:
-        raise UsageError(f"clip is a length above 0, or none for no clipping, got {config.clip}")
+        raise UsageError(f"clip must be above 0, or none for no clipping, got {config.clip}")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class SGD(OptimizerConfig):
     def __post_init__(self) -> None:
         _check(self)
         if not 0 <= self.momentum < 1:
-            raise UsageError(f"momentum lies in [0, 1), got {self.momentum}")
+            raise UsageError(f"momentum must lie in [0, 1), got {self.momentum}")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
@@ -94,7 +96,7 @@ class Adam(OptimizerConfig):
     def __post_init__(self) -> None:
         _check(self)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UsageError(f"betas are two numbers in [0, 1), got {self.betas}")
+            raise UsageError(f"betas must be two numbers in [0, 1), got {self.betas}")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Adam(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)
@@ -131,10 +133,35 @@ class InMemoryOptimizer(OptimizerConfig):
         optimizer = self.factory(list(parameters))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
-                f"optimizer must return a torch optimizer, got {type(optimizer).__name__}: write "
-                "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+                f"optimizer must return a torch optimizer, got {type(optimizer).__name__}: write {FACTORY_EXAMPLE}"
+            )
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UsageError(
+                f"{type(optimizer).__name__} computes the loss several times in a step, but training computes it once: "
+                "use an optimizer whose step needs no closure, such as SGD or Adam"
             )
         return optimizer
+
+
+def as_optimizer_config(optimizer: OptimizerConfig | Factory) -> OptimizerConfig:
+    """Return an optimizer handed in from Python as settings of a run.
+
+    Args:
+        optimizer: Settings, which are returned as they are; or a function from a list of parameters to a torch
+            optimizer.
+
+    Raises:
+        UsageError: If it is neither, such as an optimizer that was already made.
+    """
+    if isinstance(optimizer, OptimizerConfig):
+        return optimizer
+    if not callable(optimizer):
+        raise UsageError(
+            f"optimizer must be settings or a function, got {type(optimizer).__name__}: write {FACTORY_EXAMPLE}, or "
+            "optimizer=doubly.config.AdamW()"
+        )
+    return InMemoryOptimizer(optimizer)
 
 
 OPTIMIZERS: dict[str, type[OptimizerConfig]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}

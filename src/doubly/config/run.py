@@ -46,11 +46,11 @@ class Run:
     """
 
     data: Data
-    """images"""
+    """dataset, and what is done to its images"""
     model: Model
     """network"""
     method: Method
-    """how to train"""
+    """training method"""
     optimizer: OptimizerConfig = field(default_factory=SGD)
     """how the parameters are updated"""
     validation: Validation = field(default_factory=Validation)
@@ -76,17 +76,17 @@ class Run:
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of images; auto measures both at the start and keeps the faster for the whole run"""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """bf16, fp16: autocast of the network during training, fp16 with a scaled loss; losses, weights, u, barrier and
-    implicit terms stay in float32 or better, as does every evaluation; for CUDA, on a CPU it is slower than float32"""
+    """float32, or half precision of the network during training (autocast), for CUDA; on a CPU it is slower.
+    Losses, weights, u, barrier, implicit terms and every evaluation stay in float32 or better"""
     recompute_activations: bool = False
-    """keep only the inputs of the network's blocks and compute the rest again in each backward pass: about half the
-    memory for one more forward pass, the same numbers; no saving with DONE's implicit exact (docs/scale.md)"""
+    """keep only the inputs of the network's blocks and compute the rest again in each backward pass:
+    half the memory, one more forward pass, the same numbers; no saving with DONE's implicit exact (docs/scale.md)"""
     microbatch: int | None = None
-    """most images of a step that a process takes at a time, where a batch does not fit into memory: the gradient is
-    summed up over microbatches, with the weights of the whole batch; batch norm sees a microbatch. None takes all"""
+    """largest number of images that a process takes at a time, if a batch does not fit into memory; none: all of it.
+    Sample weights are those of the whole batch; batch norm uses the statistics of a microbatch"""
     batch_norm: Literal["global", "local"] = "global"
-    """over several processes. global: statistics of the whole batch, as on one process; local: of each process's share,
-    faster, and averaged after each step"""
+    """statistics of batch norm with several processes. global: of the whole batch, as with one process;
+    local: of the part of each process, which is faster; the running statistics are averaged after each step"""
     save_seconds: float = 20.0
     """shortest time between two checkpoints during training"""
 

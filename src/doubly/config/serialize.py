@@ -84,7 +84,7 @@ def from_json(value: Any, where: str = "config") -> Any:
         where: Name of this part, for messages.
 
     Raises:
-        UsageError: If a kind or field is unknown, missing or of the wrong type; the message names the place and the
+        UsageError: If a kind or field is unknown, missing or of the wrong type; the message names the part and the
             closest valid name.
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
@@ -99,7 +99,7 @@ def from_json(value: Any, where: str = "config") -> Any:
             raise UsageError(f"{where} ({value['kind']}) has no field '{key}'{suggestion(key, known_fields)}")
     for name, field in known_fields.items():
         if name not in value and field.default is MISSING and field.default_factory is MISSING:
-            raise UsageError(f"{where} ({value['kind']}) lacks the field '{name}'")
+            raise UsageError(f"{where} ({value['kind']}) lacks the field '{name}': add it")
     return kind(**{key: _typed(item, hints[key], f"{where}.{key}") for key, item in value.items() if key != "kind"})
 
 
@@ -143,7 +143,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         return value
     node = from_json(value, where)
     if not isinstance(node, hint):
-        raise UsageError(f"{where} must be a {hint.__name__}, but {value['kind']} is none")
+        raise UsageError(f"{where} must be a {hint.__name__}, but {value['kind']} is not one: see `doubly list kinds`")
     return node
 
 
@@ -160,12 +160,12 @@ def with_change(node: Any, path: str, value: Any) -> Any:
     """
     tree = to_json(node)
     parent, *names = tree, *path.split(".")
-    for place, name in enumerate(names):
+    for depth, name in enumerate(names):
         if not isinstance(parent, dict) or name not in parent or name == "kind":
             valid = [key for key in parent if key != "kind"] if isinstance(parent, dict) else []
-            where = ".".join(names[:place]) or "the run"
+            where = ".".join(names[:depth]) or "the run"
             raise UsageError(f"'{path}': {where} has no '{name}'{suggestion(name, valid)}")
-        if place < len(names) - 1:
+        if depth < len(names) - 1:
             parent = parent[name]
     parent[names[-1]] = {"kind": value} if isinstance(value, str) and value in KINDS else value
     return from_json(tree)

@@ -47,7 +47,9 @@ class UserModel(Model):
                 "name another"
             ) from None
         if not isinstance(model, nn.Module):
-            raise UsageError(f"--model {self.function} must return an nn.Module, got {type(model).__name__}")
+            raise UsageError(
+                f"--model {self.function} must return an nn.Module, got {type(model).__name__}: return the network"
+            )
         if self.weights is not None:
             load_weights(model, Path(self.weights))
         return model

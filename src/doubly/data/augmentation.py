@@ -41,7 +41,7 @@ class Unchanged(Augmentation):
 
 @dataclass(frozen=True)
 class PadCropFlip(Augmentation):
-    """Pad the image with zeros, crop it to the old size at a random place, and mirror it half of the time."""
+    """Pad the image with zeros, crop it to the old size at a random position, and mirror it half of the time."""
 
     pad: int = 4
     """pixels added on each side; 0 means no crop"""
@@ -63,9 +63,9 @@ class PadCropFlip(Augmentation):
         if self.flip:
             columns = torch.where(draws[:, 2:] < 0.5, columns.flip(1), columns)
         # One gather of all pixels, numbered through the padded image, does crop and flip in one pass.
-        places = (rows[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]).view(batch_size, 1, -1)
+        pixels = (rows[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]).view(batch_size, 1, -1)
         padded = F.pad(x, [self.pad] * 4).flatten(2)
-        return padded.gather(2, places.expand(-1, channels, -1)).view(x.shape)
+        return padded.gather(2, pixels.expand(-1, channels, -1)).view(x.shape)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which data a run reads: the dataset and what is done to its training images."""
+"""The data of a run: the dataset, and what is done to its training images."""
 
 from dataclasses import dataclass, field
 
@@ -10,23 +10,26 @@ from doubly.errors import UsageError
 
 @dataclass(frozen=True)
 class Data:
-    """The dataset of a run, and what is done to its training images."""
+    """The dataset of a run, and what is done to its training images.
+
+    Raises:
+        UsageError: If a number is out of range.
+    """
 
     source: DataSource
     """the dataset"""
     imbalance: Imbalance = field(default_factory=Balanced)
     """which training images are kept; the test images never change"""
     holdout: float = 0.0
-    """share of the training images held out, class by class and before any imbalance, to choose the best epoch and
-    hyperparameters by; 0 trains on all"""
+    """share of each class that is not trained on but used to choose the best epoch and hyperparameters;
+    it is taken before any imbalance; 0 trains on all images"""
     split: int = 0
     """decides which images are held out; the same for every seed and method"""
     train_images: int | None = None
-    """train on at most so many images, in the proportions of the classes and always the same; none takes all;
+    """largest number of training images, in the proportions of the classes and always the same ones; none: all;
     ignored where a file lists the images (imbalance.selected)"""
     test_per_class: int | None = None
-    """test only on the first so many images of each class; none takes all; the paper's confusion matrices of SVHN
-    have 1500"""
+    """number of test images of each class, the first ones; none: all (the paper's confusion matrices of SVHN: 1500)"""
     augment: Augmentation = field(default_factory=Unchanged)
     """random changes of each training batch"""
     root: str | None = None

@@ -41,11 +41,11 @@ def contact_sheet(images: Images, columns: int = 12) -> "Image":
         draw.text((GAP, top + row // 2 - 7), caption, "black", font)
         rows = (images.y == label).nonzero().squeeze(1)[:columns]
         pixels = (images.pixels(rows) * 255).round().to(torch.uint8).cpu().numpy()
-        for place, image in enumerate(pixels):
+        for index, image in enumerate(pixels):
             gray = image.shape[0] != 3  # one channel, or a number of channels that are no colors
             picture = Image.fromarray(image[0] if gray else np.ascontiguousarray(image.transpose(1, 2, 0)))
             sheet.paste(
                 picture.convert("RGB").resize((zoom * width, zoom * height), Image.Resampling.NEAREST),
-                (left + place * column, top),
+                (left + index * column, top),
             )
     return sheet

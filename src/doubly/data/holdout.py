@@ -42,9 +42,9 @@ def stratified_folds(y: Tensor, folds: int, seed: int) -> list[Tensor]:
         raise UsageError(f"{len(y)} images can be cut into 2 to {len(y)} folds, got folds={folds}")
     labels = y.cpu()
     counts = torch.bincount(labels)
-    place = (counts.cumsum(0) - counts)[labels] + rank_within_class(labels, generator(seed, 0, 0, "folds"))
-    # Places are counted on from class to class, so that the remainders do not all land in the first folds.
-    return [(place % folds == fold).nonzero().squeeze(1) for fold in range(folds)]
+    position = (counts.cumsum(0) - counts)[labels] + rank_within_class(labels, generator(seed, 0, 0, "folds"))
+    # Positions continue from class to class, so that the remainders do not all land in the first folds.
+    return [(position % folds == fold).nonzero().squeeze(1) for fold in range(folds)]
 
 
 def holdout(y: Tensor, share: float, seed: int, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ class Images:
         ids: Position of each image in the dataset it came from, (N,) int64; 0, 1, … by default. A subset keeps the
             ids of its images.
         groups: Group of each image, (N,) int64, such as the frames of one film. Images of one group are never
-            separated by a hold-out. None if each image stands for itself.
+            separated by a hold-out. None if the images are independent.
     """
 
     x: Tensor | MappedPixels

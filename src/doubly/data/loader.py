@@ -100,7 +100,7 @@ def _sample_by_class(images: Images, probabilities: Tensor, random: torch.Genera
     counts = images.counts().cpu()
     if chances.shape != counts.shape:
         raise UsageError(
-            f"sampling needs {len(counts)} class probabilities, got a tensor of shape {tuple(chances.shape)}"
+            f"sampling needs {len(counts)} class probabilities, got shape {tuple(chances.shape)}: give one per class"
         )
     if ((chances > 0) & (counts == 0)).any():
         raise UsageError("a class without images has a sampling probability above 0: set it to 0 or drop the class")

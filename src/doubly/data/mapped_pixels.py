@@ -11,7 +11,7 @@ from torch import Tensor
 class MappedPixels:
     """Uint8 pixels (N, C, H, W) in memory-mapped files (shards).
 
-    Indexing reads only the rows that are asked for; a subset copies nothing.
+    Indexing reads only the selected rows; a subset copies nothing.
     """
 
     shards: tuple[Tensor, ...]  # all but the last have the same length

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from doubly.data.config import Data
 from doubly.data.holdout import first_of_each_class, holdout, stratified_subset
 from doubly.data.images import Images, Splits
+from doubly.distributed import Communicator, on_rank_zero
 
 
 def load_splits(data: Data, root: Path | str | None = None) -> Splits:
@@ -33,6 +34,24 @@ def load_splits(data: Data, root: Path | str | None = None) -> Splits:
         notes.append(f"tested on the first {data.test_per_class:,} images of each class, {len(indices):,} in all")
         test = test.subset(indices)
     return Splits(train, test, "; ".join(notes))
+
+
+def load_splits_once(data: Data, communicator: Communicator) -> Splits:
+    """Read the images as `load_splits` does; the first process goes ahead, so that a cache on disk is written once.
+
+    Args:
+        data: The dataset.
+        communicator: The processes, all of which call this.
+
+    Returns:
+        The images, on every process.
+
+    Raises:
+        UsageError: Files are missing or damaged; all processes raise it.
+    """
+    if communicator.world_size > 1:
+        on_rank_zero(communicator, lambda: load_splits(data), patient=True)
+    return load_splits(data)
 
 
 class TrainSplit(NamedTuple):

@@ -50,7 +50,7 @@ class Communicator:
         return values
 
     def assemble(self, part: Tensor, start: int, total: int) -> Tensor:
-        """Return `total` rows, of which this process has those from `start` on and the others the rest."""
+        """Return `total` rows, of which this process passes those from `start` on, and the other processes the rest."""
         return part
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -73,7 +73,7 @@ class Communicator:
         return value
 
     def barrier(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until every process has called this."""
         self.broadcast_value(None)
 
     def require_equal(self, name: str, value: str, remedy: str) -> None:
@@ -99,12 +99,12 @@ class Communicator:
     def average_gradients(
         self, parameters: Iterable[Tensor], buffers: Sequence[Tensor] = (), flags: Sequence[bool] = ()
     ) -> list[bool]:
-        """Average gradients over the processes in one exchange, and with them what else a step has to agree on.
+        """Average gradients over the processes in one exchange, and with them the buffers and flags of a step.
 
         Args:
             parameters: Tensors whose `.grad` is replaced by its mean over the processes.
             buffers: Floating point tensors that are averaged in place as well.
-            flags: Wishes of this process, such as to stop.
+            flags: Flags of this process, such as a request to stop.
 
         Returns:
             For each flag whether any process set it.
@@ -170,14 +170,16 @@ class ProcessGroup(Communicator):
         if not gradients:
             return list(flags)
         dtype = gradients[0].dtype
-        wishes = gradients[0].new_tensor([float(flag) for flag in flags])
-        *averages, wishes = self.mean([*gradients, *(buffer.to(dtype) for buffer in buffers), wishes])
+        flag_values = gradients[0].new_tensor([float(flag) for flag in flags])
+        *averages, flag_shares = self.mean([*gradients, *(buffer.to(dtype) for buffer in buffers), flag_values])
         for tensor, average in zip((*gradients, *buffers), averages, strict=True):
             tensor.copy_(average)
-        return [share > 0 for share in wishes.tolist()]
+        return [share > 0 for share in flag_shares.tolist()]
 
 
 class _Sum(torch.autograd.Function):
+    """The sum over all processes, whose backward pass sums up the gradients of all processes."""
+
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         total = values.detach().clone(memory_format=torch.contiguous_format)
@@ -186,7 +188,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        # What one process put in is part of the sums of all, so the gradients of all come back to it.
+        # The value of one process enters the sums of all, so its gradient is the sum of theirs.
         return _Sum.apply(gradients[0])  # type: ignore[no-untyped-call]
 
 

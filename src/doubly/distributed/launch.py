@@ -2,6 +2,7 @@
 
 import os
 import platform
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ from doubly.errors import UsageError
 from doubly.version import __version__
 
 TIMEOUT = timedelta(minutes=30)  # for a process that is silent; with gloo, one that ends is noticed at once
-CONNECT_TIMEOUT = timedelta(seconds=5)
+CONNECT_TIMEOUT = timedelta(minutes=1)  # to a store that listens
 
-_meetings = 0  # process groups that this process has been part of
+_rendezvous_count = 0  # of this process; every process of a job counts alike, so that all use the same key
 
 
 def launched() -> tuple[int, int]:
@@ -42,8 +43,8 @@ def job_id() -> str:
 
 def was_restarted(communicator: Communicator) -> bool:
     """Return whether torchrun restarted any process of this job; their own counters may differ."""
-    own = "yes" if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else ""
-    return any(communicator.all_gather_text(own))
+    restarted = "yes" if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else ""
+    return any(communicator.all_gather_text(restarted))
 
 
 def local_rank() -> int:
@@ -102,16 +103,17 @@ def _initialize(rank: int, world_size: int, timeout: timedelta) -> None:
 
 
 def _rendezvous(rank: int, world_size: int, backend: str, timeout: timedelta) -> None:
-    """Initialize the process group in a store of its own.
+    """Initialize the process group in a new store.
 
     torchrun's store outlives restarts and may hold the addresses of processes that are gone. So the first process
     opens a new store and publishes its port in torchrun's. A port found there may be that of an earlier, closed store:
-    then the process looks again.
+    then the process looks again. It does not try to connect a TCPStore there, because torch 2.13 may abort the process
+    when that fails.
     """
-    global _meetings
-    _meetings += 1
+    global _rendezvous_count
+    _rendezvous_count += 1
     published, _, _ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-    key, host = f"doubly, meeting {_meetings}", os.environ["MASTER_ADDR"]
+    key, host = f"doubly, meeting {_rendezvous_count}", os.environ["MASTER_ADDR"]
     if rank == 0:
         store = dist.TCPStore(host, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
         published.set(key, str(store.port))
@@ -120,6 +122,8 @@ def _rendezvous(rank: int, world_size: int, backend: str, timeout: timedelta) ->
     while True:
         try:
             port = int(published.get(key))
+            if not _is_listening(host, port):
+                raise RuntimeError(f"no store listens at {host}:{port}")
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 host, port, world_size, is_master=False, timeout=CONNECT_TIMEOUT, wait_for_workers=False
             )
@@ -129,3 +133,12 @@ def _rendezvous(rank: int, world_size: int, backend: str, timeout: timedelta) ->
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
+
+
+def _is_listening(host: str, port: int) -> bool:
+    """Return whether somebody accepts connections at this address."""
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT.total_seconds()):
+            return True
+    except OSError:
+        return False

@@ -34,8 +34,8 @@ def run_together(communicator: Communicator, work: Callable[[], T], *, patient: 
     group = dist.new_group(backend="gloo", timeout=_VERY_LONG) if patient and several else None
     try:
         result = work()
-    except (UsageError, NonFiniteError) as own:
-        error = own
+    except (UsageError, NonFiniteError) as refusal:
+        error = refusal
     if group is not None:
         try:
             dist.barrier(group)

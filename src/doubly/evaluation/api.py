@@ -14,9 +14,10 @@ from doubly.config.device import select_device
 from doubly.config.environment import command_line
 from doubly.config.run import Run
 from doubly.config.serialize import from_json
-from doubly.data import AnyImages, Images, Splits, as_images, load_splits
+from doubly.data import AnyImages, Images, as_images
 from doubly.data.holdout import holdout
-from doubly.distributed import Communicator, join_processes, on_rank_zero
+from doubly.data.splits import load_splits_once
+from doubly.distributed import Communicator, join_processes
 from doubly.errors import UsageError
 from doubly.evaluation.attacks import Attacks, reference_pgd, select_attacks, shared_threat
 from doubly.evaluation.config import EvalConfig
@@ -48,8 +49,8 @@ def evaluate(
         model: The network, from images in [0, 1] to logits. It is left as it was found.
         data: Images to evaluate on: `Images`, a pair (pixels, labels), or a map-style dataset.
         threat: What the attacker may do; that of the attacks if not given, else `LinfBall()`.
-        attacks: Names (pgd, margin, fgsm, autoattack, quick), attacks such as `PGD(…)`, or a mapping from names to
-            attacks.
+        attacks: Names from `doubly list attacks`, or quick for the two APGD attacks of AutoAttack; attacks such as
+            `PGD(…)`; or a mapping from names to attacks.
         validation: Other images, on which the classes of the tail are selected as well.
         callbacks: Listeners, called on the first process.
         about: Further fields of the protocol in evaluation.json.
@@ -63,7 +64,10 @@ def evaluate(
         NonFiniteError: If the network returns NaN or infinity.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the first argument is the network, an nn.Module, got {type(model).__name__}")
+        raise UsageError(
+            f"the first argument is the network, an nn.Module, got {type(model).__name__}: of a run directory pass "
+            "doubly.checkpoints.load_model(path)"
+        )
     if threat is not None and not isinstance(threat, Threat):
         raise UsageError(f"the third argument is the threat, got {type(threat).__name__}: pass attacks=[…] by name")
     config = _config(settings)
@@ -84,7 +88,7 @@ def evaluate(
 def evaluate_run(
     path: Path,
     *,
-    which: str = "last",
+    checkpoint: str = "last",
     architecture: Model | None = None,
     device: str = "auto",
     attacks: Attacks = ("pgd", "margin"),
@@ -99,7 +103,7 @@ def evaluate_run(
 
     Args:
         path: The run directory.
-        which: Checkpoint: last or best.
+        checkpoint: last or best.
         architecture: What builds the network, if not the run's own configuration.
         device: auto, cpu, cuda, …
         attacks: As for `evaluate`; pgd is the attack of the run's validation.
@@ -118,8 +122,8 @@ def evaluate_run(
     run, config = load_run(path), config or EvalConfig()
     run = run if root is None else replace(run, data=replace(run.data, root=root))
     with join_processes() as communicator, _callback_of_first_process(callbacks, communicator) as callback:
-        model, info = load_model_and_info(path, which, architecture)
-        splits = _load_splits(run, communicator)
+        model, info = load_model_and_info(path, checkpoint, architecture)
+        splits = load_splits_once(run.data, communicator)
         pgd = run.validation.attack if threat is None else reference_pgd(threat)
         task = EvalTask(
             model.to(select_device(device, communicator)),
@@ -128,7 +132,7 @@ def evaluate_run(
             pgd.threat,
             replace(config, output=config.output or path),
             _held_out(run, splits.train),
-            {"split": "test", "checkpoint": which, **({"note": splits.note} if splits.note else {})},
+            {"split": "test", "checkpoint": checkpoint, **({"note": splits.note} if splits.note else {})},
             {"epoch": info["epoch"], "test_images": len(splits.test), "command": command_line()},
         )
         return run_evaluation(task, communicator, callback)
@@ -140,8 +144,8 @@ def is_evaluated(path: Path, run: Run, attacks: Sequence[str], config: EvalConfi
     Args:
         path: The run directory.
         run: Its configuration.
-        attacks: Names of the attacks that are asked for.
-        config: Settings of the evaluation that is asked for.
+        attacks: Names of the requested attacks.
+        config: Settings of the requested evaluation.
 
     Returns:
         False also if there is no evaluation, or none that can be read.
@@ -188,13 +192,6 @@ def _callback_of_first_process(callbacks: Iterable[Callback], communicator: Comm
         yield callback
     finally:
         callback.close()
-
-
-def _load_splits(run: Run, communicator: Communicator) -> Splits:
-    """Read the images of a run; the first process goes ahead, so that files are fetched and unpacked once."""
-    if communicator.world_size > 1:
-        on_rank_zero(communicator, lambda: load_splits(run.data), patient=True)
-    return load_splits(run.data)
 
 
 def _held_out(run: Run, train: Images) -> Images | None:

@@ -1,4 +1,4 @@
-"""The attacks of an evaluation, by name or as given."""
+"""Select the attacks of an evaluation from names, attack objects and functions."""
 
 import json
 import re
@@ -24,7 +24,7 @@ Attacks = AnyAttack | Sequence[AnyAttack] | Mapping[str, Attack | AutoAttack | C
 
 
 class SelectedAttacks(NamedTuple):
-    """The attacks of an evaluation: those that return a perturbation, by name, and AutoAttack if asked for."""
+    """The attacks of an evaluation: those that return a perturbation, by name, and AutoAttack if requested."""
 
     attacks: dict[str, Attack]
     ensemble: AutoAttack | None
@@ -79,34 +79,37 @@ def select_attacks(attacks: Attacks, reference: PGD, seed: int = 0) -> SelectedA
         The attacks by name, in the order given, and AutoAttack.
 
     Raises:
-        UsageError: If a name is unknown or taken, or something is not an attack.
+        UsageError: If a name is unknown or used twice, or something is not an attack.
     """
     plain: dict[str, Attack] = {}
     ensemble: AutoAttack | None = None
-    for given_name, entry in _listed(attacks):
+    for assigned_name, entry in _listed(attacks):
         attack = _by_name(entry, reference, seed) if isinstance(entry, str) else _checked(entry, reference.threat)
         if isinstance(attack, AutoAttack):
             if ensemble is not None:
                 raise UsageError("an evaluation runs AutoAttack once: give autoattack or quick, not both")
             ensemble = attack
             continue
-        name = given_name or (entry if isinstance(entry, str) else _name_of(attack, plain))
+        name = assigned_name or (entry if isinstance(entry, str) else _name_of(attack, plain))
         _check_name(name, plain)
         plain[name] = attack
     return SelectedAttacks(plain, ensemble)
 
 
 def describe_attacks(attacks: Mapping[str, Attack]) -> dict[str, Any]:
-    """Return the attacks for the protocol: pgd as `attack`, others unless they follow from it."""
+    """Return the attacks as the protocol records them: pgd under `attack`, the others under `attacks`.
+
+    margin is left out if it is pgd with the logit margin as its loss, as it is by default.
+    """
     pgd = attacks.get("pgd")
     implied = replace(pgd, loss=LogitMargin()) if isinstance(pgd, PGD) else None
-    others = {
+    further = {
         name: _describe(attack)
         for name, attack in attacks.items()
         if name != "pgd" and (name != "margin" or attack != implied)
     }
-    first = {} if pgd is None else {"attack": _describe(pgd)}
-    return {**first, **({"attacks": others} if others else {})}
+    main = {} if pgd is None else {"attack": _describe(pgd)}
+    return {**main, **({"attacks": further} if further else {})}
 
 
 def _listed(attacks: Attacks) -> list[tuple[str | None, AnyAttack]]:
@@ -122,10 +125,15 @@ def _describe(attack: Attack) -> Any:
     try:
         if is_dataclass(attack):
             return json.loads(json.dumps(to_json(attack)))
-    except (UsageError, TypeError):  # somebody's own
+    except (UsageError, TypeError):  # an attack of the user that has no JSON form
         pass
-    shown = attack.function if isinstance(attack, FunctionAttack) else attack
+    shown = _shown(attack)
     return {"kind": f"{type(shown).__module__}.{type(shown).__qualname__}", "is": f"{shown!r:.200}"}
+
+
+def _shown(attack: Attack) -> Any:
+    """Return what the user passed: the attack, or the function that it wraps."""
+    return attack.function if isinstance(attack, FunctionAttack) else attack
 
 
 def _by_name(name: str, reference: PGD, seed: int) -> Attack | AutoAttack:
@@ -134,7 +142,7 @@ def _by_name(name: str, reference: PGD, seed: int) -> Attack | AutoAttack:
     if name not in ATTACKS:
         raise UsageError(f"there is no attack '{name}'{suggestion(name, attack_names())}")
     if not ATTACKS[name].stays_inside:
-        raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
+        raise _leaves_threat(name)
     return ATTACKS[name].for_evaluation(reference)
 
 
@@ -144,22 +152,26 @@ def _checked(attack: Any, threat: Threat) -> Attack | AutoAttack:
     if not isinstance(attack, Attack | AutoAttack):
         return FunctionAttack(threat, attack)
     if isinstance(attack, Attack) and not attack.stays_inside:
-        name = type(attack).__name__
-        raise UsageError(f"{name} leaves the ball that it is to stay in: it is for training, not to measure with")
+        raise _leaves_threat(type(attack).__name__)
     return attack
 
 
-def _check_name(name: str, taken: Mapping[str, Attack]) -> None:
+def _leaves_threat(name: str) -> UsageError:
+    return UsageError(
+        f"{name} leaves the ball that it is to stay in: it is for training, not to measure with; use fgsm or pgd"
+    )
+
+
+def _check_name(name: str, selected: Mapping[str, Attack]) -> None:
     fits = re.fullmatch(r"(?!after_)[a-z][a-z0-9_]*(?<!_losses)(?<!_margins)", str(name)) and "tail_30" not in name
-    if not fits or name in (*RESERVED, *ENSEMBLES, *taken):
+    if not fits or name in (*RESERVED, *ENSEMBLES, *selected):
         raise UsageError(f"'{name}' cannot name an attack: use a new name of small letters, digits and _")
 
 
-def _name_of(attack: Attack, taken: Mapping[str, Attack]) -> str:
+def _name_of(attack: Attack, selected: Mapping[str, Attack]) -> str:
     listed = {kind: name for name, kind in ATTACKS.items()}
-    shown = attack.function if isinstance(attack, FunctionAttack) else attack
-    name = listed.get(type(attack), type(shown).__name__.lower())
+    name = listed.get(type(attack), type(_shown(attack)).__name__.lower())
     if isinstance(attack, PGD) and attack.loss == LogitMargin():
         name = "margin"
     name = name if name.isidentifier() and name.isascii() else "attack"
-    return name if name not in taken else f"{name}_{len(taken)}"
+    return name if name not in selected else f"{name}_{len(selected)}"

@@ -23,7 +23,7 @@ def check_folder(path: Path) -> None:
     Raises:
         UsageError: If the folder, or the one that it would be created in, cannot be written.
     """
-    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UsageError(
             f"{path} cannot hold the results: {existing} is not a folder that may be written; choose another output"

@@ -1,4 +1,4 @@
-"""What to do when memory runs out: take fewer images at a time."""
+"""Microbatches for when memory runs out: take fewer images at a time, and try again."""
 
 import gc
 import sys
@@ -31,7 +31,7 @@ def run_if_fits(work: Callable[[], T]) -> tuple[T] | None:
 
 
 class MicrobatchLimit:
-    """How many images are taken at a time: all, until memory runs out; from then on half as many, and so on."""
+    """The number of images taken at a time: all, until memory runs out; from then on half as many, and so on."""
 
     def __init__(self, warn: Callable[[str], None] = lambda message: None) -> None:
         """Start without a limit.
@@ -73,7 +73,7 @@ class MicrobatchLimit:
                 "out of memory with a single image: close what else uses the memory, or take another device or machine"
             )
         if self.max_images == UNLIMITED:
-            self.warn(f"out of memory with {size} images at a time: going on with fewer, which changes only the time")
+            self.warn(f"out of memory with {size} images at a time: continuing with fewer, which changes only the time")
         self.max_images = size // 2
 
 

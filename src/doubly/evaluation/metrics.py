@@ -52,7 +52,7 @@ def tail(accuracies: Floats, share: float = 0.3, rounding: Rounding = "round") -
         rounding: How that share becomes a number of classes; it is at least one.
 
     Returns:
-        The mean, and the indices of the classes: weakest first, of equal ones the lower index first.
+        The mean, and the indices of the classes, weakest first; of equal ones the lower index comes first.
 
     Raises:
         UsageError: If the share or the rounding is not valid, or no class has samples.
@@ -94,14 +94,14 @@ def confusion(predictions: Ints, y: Ints, classes: int) -> npt.NDArray[np.int64]
 
 def distinct_names(names: Sequence[str]) -> list[str]:
     """Return the names, with the class index added where several classes have the same."""
-    taken = {name for name in names if names.count(name) == 1}
+    used = {name for name in names if names.count(name) == 1}
     result = []
     for index, name in enumerate(names):
         if names.count(name) > 1:
             name = f"{name} ({index})"
-            while name in taken:
+            while name in used:
                 name += "'"
-            taken.add(name)
+            used.add(name)
         result.append(name)
     return result
 

@@ -37,7 +37,7 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
     Args:
         task: What is evaluated, and how.
         communicator: The processes.
-        callback: Told about the progress.
+        callback: Called as the evaluation proceeds.
 
     Raises:
         UsageError: If the network cannot be evaluated, settings do not fit each other, or files cannot be written.
@@ -48,14 +48,14 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
         _require_equal_tasks(task, communicator)
     task = with_earlier_autoattack(_with_selected_images(task), resources)
     config, ensemble, gallery = task.config, task.attacks.ensemble, Gallery()
-    few = select_images(task.images, min(config.trust_images, config.chunk_size)).to(model_device(task.model))
-    differences = run_together(communicator, lambda: _check(task, few, resources))
+    sample = select_images(task.images, min(config.trust_images, config.chunk_size)).to(model_device(task.model))
+    differences = run_together(communicator, lambda: _check(task, sample, resources))
     if ensemble is not None and config.sharded:
         clean = _predict(task, resources, task.images, {})
         return run_autoattack(task, ensemble, _result(task, task.images, clean), resources)[0]
     result, examples = _attack(task, gallery, resources)
     if config.trust:
-        result = replace(result, trust=_trust(task, result, few, differences, resources))
+        result = replace(result, trust=_trust(task, result, sample, differences, resources))
     if config.curve_images is not None:
         result = replace(result, curve=_radius_curve(task, config.curve_images, resources))
     if ensemble is not None:
@@ -83,7 +83,7 @@ def _with_selected_images(task: EvalTask) -> EvalTask:
     return replace(task, images=select_images(task.images, count), validation=validation)
 
 
-def _check(task: EvalTask, few: Images, resources: Resources) -> dict[str, float]:
+def _check(task: EvalTask, sample: Images, resources: Resources) -> dict[str, float]:
     """Refuse what cannot be evaluated, before any attack; returns what `check_network` returns."""
     config, ensemble = task.config, task.attacks.ensemble
     if config.sharded and ensemble is None:
@@ -98,9 +98,9 @@ def _check(task: EvalTask, few: Images, resources: Resources) -> dict[str, float
         check_format(config.save_examples, task.images.x.shape[1])
     if config.curve_images is not None:
         curve_attack(task.attacks.attacks, task.threat)
-    x = few.pixels(slice(None))
+    x = sample.pixels(slice(None))
     differences = resources.limit.map(
-        len(few), lambda start, end: check_network(task.model, x[start:end], few.y[start:end])
+        len(sample), lambda start, end: check_network(task.model, x[start:end], sample.y[start:end])
     )
     if ensemble is not None:
         check_autoattack(task, ensemble, resources)
@@ -122,8 +122,8 @@ def _attack(task: EvalTask, gallery: Gallery, resources: Resources) -> tuple[Eva
     )
     result = _result(task, images, predictions)
     if task.validation is not None:
-        others = _predict(task, resources, task.validation, attacks)
-        result = replace(result, validation=_result(task, task.validation, others))
+        validation = _predict(task, resources, task.validation, attacks)
+        result = replace(result, validation=_result(task, task.validation, validation))
     if keep is None:
         return result, []
     attacked = predictions.attacked
@@ -171,13 +171,13 @@ def _result(task: EvalTask, images: Images, predictions: Predictions) -> EvalRes
 
 
 def _trust(
-    task: EvalTask, result: EvalResult, few: Images, differences: Mapping[str, float], resources: Resources
+    task: EvalTask, result: EvalResult, sample: Images, differences: Mapping[str, float], resources: Resources
 ) -> dict[str, Any]:
     checks = trust.checks_of_result(result, differences)
     pgd = task.attacks.attacks.get("pgd", reference_pgd(task.threat))
     if isinstance(pgd, PGD):  # another attack has no steps and restarts to multiply
-        model, x, attack = MicrobatchedModel(task.model, resources.limit), few.pixels(slice(None)), pgd
-        checks += resources.limit.retry(lambda: trust.checks_of_attacks(model, x, few.y, attack, task.config.seed))
+        model, x, attack = MicrobatchedModel(task.model, resources.limit), sample.pixels(slice(None)), pgd
+        checks += resources.limit.retry(lambda: trust.checks_of_attacks(model, x, sample.y, attack, task.config.seed))
     return trust.summarize_checks(checks)
 
 
@@ -196,11 +196,11 @@ def _save_examples(task: EvalTask, examples: list[AttackedImages], resources: Re
             return torch.cat([model(chunk).argmax(1) for chunk in torch.split(x, config.chunk_size)])
 
     def write() -> None:
-        assert config.output is not None and config.save_examples is not None  # _check has seen to it
-        for one in examples:
-            images = task.images.subset(one.rows).to(model_device(task.model))
-            folder = config.output / "examples" / one.attack
-            saved[one.attack] = save_examples(folder, config.save_examples, one, images, predict_classes)
+        assert config.output is not None and config.save_examples is not None  # as _check requires
+        for group in examples:
+            images = task.images.subset(group.rows).to(model_device(task.model))
+            folder = config.output / "examples" / group.attack
+            saved[group.attack] = save_examples(folder, config.save_examples, group, images, predict_classes)
 
     on_rank_zero(resources.communicator, write)
     return resources.communicator.broadcast_value(saved)

@@ -24,7 +24,7 @@ OnChunk = Callable[[str, int, Tensor, Tensor], None]  # attack, position of the 
 
 
 class SampleScores(NamedTuple):
-    """What follows from the logits of some images, (B,) each.
+    """Predicted classes, losses and margins of some images, (B,) each.
 
     Attributes:
         classes: Predicted class.
@@ -105,7 +105,7 @@ def predict(
     wants_images = keep is not None or on_chunk is not None
     predictor = Predictor(model, images, attacks, seed, wants_images, limit or MicrobatchLimit(), communicator)
     scores: dict[str, list[SampleScores]] = {name: [] for name in ("clean", *attacks)}
-    kept: dict[str, list[Tensor]] = {name: [] for name in attacks if keep is not None}
+    attacked_chunks: dict[str, list[Tensor]] = {name: [] for name in attacks if keep is not None}
     with eval_mode(model):
         for index, start in enumerate(range(0, len(images), chunk_size)):
             end = min(start + chunk_size, len(images))
@@ -119,22 +119,22 @@ def predict(
                 if on_chunk is not None:
                     on_chunk(name, start, scores[name][-1].losses, attacked[k])
                 if keep is not None:
-                    kept[name].append(attacked[k][keep[(keep >= start) & (keep < end)].cpu() - start])
+                    attacked_chunks[name].append(attacked[k][keep[(keep >= start) & (keep < end)].cpu() - start])
             on_images(end)
     result.outside, result.largest = predictor.check_of_all_processes()
     for name, chunks in scores.items():
         classes, losses, margins = (torch.cat(values).numpy() for values in zip(*chunks, strict=True))
         result.classes[name] = classes
         result.losses[name], result.margins[name] = losses.astype(np.float64), margins.astype(np.float64)
-    result.attacked = {name: torch.cat(rows) for name, rows in kept.items()}
+    result.attacked = {name: torch.cat(rows) for name, rows in attacked_chunks.items()}
     return result
 
 
 class _Microbatch(NamedTuple):
-    """What was computed of some rows of a chunk, on the CPU."""
+    """Logits and attacked images of some rows of a chunk, on the CPU."""
 
     logits: Tensor  # (B, 1 + 2 * attacks, classes): clean, and of each attack its images, twice in different batches
-    attacked: tuple[Tensor, ...]  # images of each attack, (B, ...); none if nobody wants them
+    attacked: tuple[Tensor, ...]  # images of each attack, (B, ...); none if they are not kept
 
 
 class Predictor:
@@ -163,13 +163,13 @@ class Predictor:
             rows = Rows(first + low, end - start)
             return self._microbatch(index, slice(start + first + low, start + first + high), rows)
 
-        def own_share() -> list[_Microbatch]:
+        def compute_share() -> list[_Microbatch]:
             return self.limit.map(last - first, compute) if first < last else [self._empty(index, start)]
 
         def assembled(parts: Iterable[Tensor]) -> Tensor:
             return self.communicator.assemble(torch.cat(list(parts)), first, end - start)
 
-        microbatches = run_together(self.communicator, own_share)
+        microbatches = run_together(self.communicator, compute_share)
         attacked = [assembled(parts) for parts in zip(*(part.attacked for part in microbatches), strict=True)]
         return assembled(part.logits for part in microbatches).unbind(1), attacked
 
@@ -193,9 +193,9 @@ class Predictor:
     def _empty(self, index: int, start: int) -> _Microbatch:
         """Return no rows, of the shapes that the other processes have, which one image tells."""
         outside, largest = self.outside, self.largest
-        one = self._microbatch(index, slice(start, start + 1), Rows(0, 1))
+        single = self._microbatch(index, slice(start, start + 1), Rows(0, 1))
         self.outside, self.largest = outside, largest
-        return _Microbatch(one.logits[:0], tuple(rows[:0] for rows in one.attacked))
+        return _Microbatch(single.logits[:0], tuple(rows[:0] for rows in single.attacked))
 
     def _logits(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():

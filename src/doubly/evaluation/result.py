@@ -27,7 +27,7 @@ from doubly.evaluation.metrics import (
 from doubly.evaluation.weights import KLWeights, Normalization
 
 NOT_ATTACKED = -1  # prediction of a sample that an attack was not run on
-ENSEMBLES = ("autoattack", "apgd", "autoattack_in_part")  # names of AutoAttack's predictions
+ENSEMBLE_PREDICTIONS = ("autoattack", "apgd", "autoattack_in_part")  # names of AutoAttack's predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class EvalResult:
 
     @property
     def ra_aa(self) -> float:
-        """Accuracy under AutoAttack; UsageError unless all four attacks have run on every sample asked for."""
+        """Accuracy under AutoAttack; UsageError unless all four attacks have run on every requested sample."""
         if not self.autoattack_complete:
             raise UsageError('there is no RA-AA: evaluate with attacks=[…, "autoattack"], to the end')
         return self.accuracy("autoattack")
@@ -135,7 +135,7 @@ class EvalResult:
     @property
     def ensemble(self) -> str | None:
         """Name of the predictions under AutoAttack or a part of it; None if it was not run."""
-        return next((name for name in ENSEMBLES if name in self.predictions), None)
+        return next((name for name in ENSEMBLE_PREDICTIONS if name in self.predictions), None)
 
     @cached_property
     def names(self) -> list[str]:

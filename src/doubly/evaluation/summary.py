@@ -76,7 +76,7 @@ def _optional_parts(result: EvalResult) -> dict[str, Any]:
         parts["confusion"] = {name: result.confusion(name) for name in result.predictions}
     if "pgd" in result.losses:
         weights = [result.weights(r, result.weights_normalize) for r in result.weights_r]
-        parts["weights"] = [one.summary(result.names) for one in weights]
+        parts["weights"] = [entry.summary(result.names) for entry in weights]
     if result.autoattack or result.ensemble is not None:
         parts["autoattack"] = {**result.autoattack, **_autoattack_accuracies(result)}
     for name, part in (("examples", result.examples), ("curve", result.curve), ("trust", result.trust)):
@@ -126,8 +126,8 @@ def _tails(result: EvalResult) -> dict[str, Any]:
 
 def _validated(result: EvalResult, validation: EvalResult, attack: str) -> dict[str, Any]:
     accuracies = result.per_class(attack)
-    others = _resized(validation.per_class(attack), len(accuracies))
-    shared = np.where(np.isnan(accuracies), np.nan, others)  # only classes that both have samples of
+    selecting = _resized(validation.per_class(attack), len(accuracies))
+    shared = np.where(np.isnan(accuracies), np.nan, selecting)  # only classes that both have samples of
     _, weakest = tail(shared, result.tail_share, result.tail_rounding)
     return {
         "value": nan_to_none(float(np.mean(accuracies[weakest]))),

@@ -1,4 +1,4 @@
-"""What one evaluation is given: the network, images, attacks and settings, and what it works with."""
+"""The input of one evaluation (network, images, attacks, settings), and the resources that its steps share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from doubly.threat import Threat
 
 @dataclass(frozen=True, eq=False)
 class EvalTask:
-    """What is evaluated, and how.
+    """The network and images to evaluate, and how.
 
     Attributes:
         model: The network; it is left as it was found.
@@ -43,11 +43,11 @@ class EvalTask:
 
 @dataclass(frozen=True, eq=False)
 class Resources:
-    """What the steps of an evaluation work with.
+    """Processes, callback and memory limit that the steps of an evaluation share.
 
     Attributes:
         communicator: The processes that share the work.
-        callback: Told about the progress.
+        callback: Called as the evaluation proceeds.
         limit: How many images fit into memory at a time.
     """
 

@@ -1,1 +1,1 @@
-"""Many runs: jobs in processes of this machine, on SLURM or Ray; hyper-parameter search; estimates of cost."""
+"""Many runs: jobs in processes of this machine, on SLURM or Ray; hyperparameter search; estimates of cost."""

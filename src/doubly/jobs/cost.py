@@ -1,4 +1,4 @@
-"""How long a run takes on this machine: its passes of the network, counted, times the seconds of a pass, measured."""
+"""Estimates of how long a run takes on this machine: passes of the network, counted, times seconds of a pass."""
 
 import statistics
 import time
@@ -75,7 +75,7 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will cost: passes of one step, and seconds of training and evaluation."""
+    """The estimated cost of a run: passes of one step, and seconds of training and evaluation."""
 
     step_passes: Passes
     train_seconds: float

@@ -44,7 +44,7 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether the directory holds this run, trained and evaluated as asked for."""
+        """Whether the directory holds this run, trained and evaluated with these settings."""
         if not self.is_started:
             return False
         if self.evaluate is None:
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def conflict(self) -> str | None:
-        """How the run that the directory holds differs from this one; None if it does not, or if it holds none."""
+        """The first difference between the run in the directory and this one; None if there is none, or no run."""
         return config_difference(self.output, self.run) if is_run(self.output) else None
 
     @property
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def status(self) -> str:
-        """How far the job is, in words."""
+        """The progress of the job, in words."""
         if self.is_done:
             return "done"
         if not self.is_started:
@@ -85,13 +85,13 @@ class Job:
 
 
 class StopEvaluation(Callback):
-    """Ends an evaluation when asked to. AutoAttack takes hours; the next evaluation continues from its saved state."""
+    """Ends an evaluation on request. AutoAttack takes hours; the next evaluation continues from its saved state."""
 
     def __init__(self, stop: Callable[[], bool]) -> None:
-        """Remember whom to ask.
+        """Set the function that decides.
 
         Args:
-            stop: Asked after each chunk of images, and about once a second during AutoAttack.
+            stop: Called after each chunk of images, and about once a second during AutoAttack; True ends it.
         """
         self.stop = stop
 
@@ -111,7 +111,7 @@ def run_job(job: Job, stop: Callable[[], bool]) -> str | None:
 
     Args:
         job: What to do.
-        stop: Asked regularly whether to save and stop.
+        stop: Called regularly; True means to save and stop.
 
     Returns:
         Why the job failed, whatever the error was; None if it is done.

@@ -37,7 +37,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, console: Console) -> dict[Path
 
     Raises:
         UsageError: If there is no process, or a job cannot be sent to one.
-        Interrupted: If a signal asked to stop; the jobs that were running are saved.
+        Interrupted: If a signal came; the jobs that were running are saved.
     """
     if processes < 1:
         raise UsageError(f"jobs run in at least 1 process, got {processes}")

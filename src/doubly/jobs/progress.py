@@ -39,7 +39,7 @@ def wait_for_jobs(futures: Mapping["Future[Any]", Job], console: Console, stop: 
     Args:
         futures: The running jobs.
         console: Where the lines are printed, with a bar over all epochs if it is a terminal.
-        stop: Asked about once a second.
+        stop: Called about once a second.
     """
     total = sum(job.run.epochs for job in futures.values())
     printed: set[Path] = set()

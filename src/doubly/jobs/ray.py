@@ -1,7 +1,7 @@
 """Many jobs on a Ray cluster: one task each, all writing ordinary run directories in a folder that the nodes share.
 
 Ray restarts a task whose process or node is lost, and the job continues from its checkpoint. Ray is an optional
-dependency, imported when it is asked for.
+dependency, imported only when it is used.
 """
 
 import logging
@@ -24,7 +24,7 @@ from doubly.jobs.progress import wait_for_jobs
 from doubly.jobs.signals import interruption, stop_on_signals
 
 DEFAULT_THREADS = 2  # of a job, if the number of jobs at a time is not given
-SAVE_SECONDS = 60.0  # time for jobs that are asked to stop to save
+SAVE_SECONDS = 60.0  # that jobs have to save after a request to stop
 PASSED_VARIABLES = ("DOUBLY_CACHE",)  # where the datasets are
 
 
@@ -45,7 +45,7 @@ def run_on_ray(
 
     Raises:
         UsageError: If Ray is not installed, there is no such cluster, or it has no node for a job.
-        Interrupted: If a signal asked to stop; the jobs that were running are saved.
+        Interrupted: If a signal came; the jobs that were running are saved.
     """
     unfinished = unfinished_jobs([replace(job, output=job.output.absolute()) for job in jobs], console)
     if not unfinished:

@@ -66,7 +66,9 @@ class Search:
         grid = {path: [v for i, v in enumerate(values) if v not in values[:i]] for path, values in self.space.items()}
         possible = math.prod(len(values) for values in grid.values())
         if self.trials > possible:
-            raise UsageError(f"{self.trials} trials asked for, but the grid has only {possible} points")
+            raise UsageError(
+                f"{self.trials} trials are more than the grid has points ({possible}): lower --trials, or add values"
+            )
         draw = random.Random(0)
         points: list[dict[str, Any]] = []
         while len(points) < self.trials:

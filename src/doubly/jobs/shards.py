@@ -38,7 +38,7 @@ def run_shards(words: Sequence[str], shards: int, on_message: Callable[[str], No
     processes: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
     try:
-        with deferred_signals():  # else a signal could leave a process that nobody terminates
+        with deferred_signals():  # else a signal could leave a process running
             for shard in range(shards):
                 process = subprocess.Popen(
                     [*command, str(shard), str(shards)],

@@ -1,4 +1,4 @@
-"""What SIGINT (Ctrl-C) and SIGTERM do: ask to save and stop, stop at once, or wait until a critical part is over."""
+"""Handlers of SIGINT (Ctrl-C) and SIGTERM: save and stop, stop at once, or wait until a critical part is over."""
 
 import signal
 import threading
@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether a signal has asked to stop: call it to find out.
+    """A request to stop, made by a signal; calling it returns whether one came.
 
     Attributes:
         number: Number of the signal; None before one came.

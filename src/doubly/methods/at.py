@@ -1,6 +1,8 @@
 """Adversarial training (Madry et al. 2018; eq. 1 of the paper).
 
-mean loss(x + delta),   delta increases the loss of the attack
+    mean loss(x + delta),   delta increases the loss of the attack
+
+The attack is computed first; delta is a constant when the loss is differentiated.
 """
 
 from dataclasses import dataclass, field
@@ -19,15 +21,19 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class AT(Method):
-    """Adversarial training: the mean loss at attacked images, mean loss(x + delta)."""
+    """Adversarial training: the mean loss at attacked images, mean loss(x + delta).
+
+    Raises:
+        UsageError: From `init`, if `balance` needs the number of images per class and they are missing.
+    """
 
     attack: Attack = field(default_factory=PGD)
     """how delta is found"""
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     balance: Literal["none", "loss", "sampling"] = "none"
-    """correction for class imbalance. loss: samples are weighted as if all classes were equally large; sampling: all
-    classes are drawn equally often"""
+    """correction for class imbalance. loss: samples are weighted as if all classes were equally large;
+    sampling: all classes are drawn equally often"""
 
     def init(self, counts: Tensor | None = None) -> State:
         if self.balance == "none":

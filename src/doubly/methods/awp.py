@@ -67,6 +67,9 @@ class AWP(Method):
     def with_attack(self, attack: Attack) -> Self:
         return replace(self, method=self.method.with_attack(attack))
 
+    def recorded_state(self, state: State) -> dict[str, float]:
+        return self.method.recorded_state(state)
+
     def costliest(self) -> Self:
         return replace(self, method=self.method.costliest())
 

@@ -46,7 +46,7 @@ class DONE(Method):
     """
 
     attack: PGD = field(default_factory=PGD)
-    """the inner solver; its loss is the attack loss -l' (eq. 3)"""
+    """the attack, which solves the inner problem; its loss may differ from the loss that is minimized (eq. 3)"""
     loss: Loss = field(default_factory=CrossEntropy)
     """the outer loss l; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     temperature: Schedule = field(default_factory=lambda: Piecewise((10.0, 1.0, 0.1), (2 / 3, 5 / 6)))
@@ -54,18 +54,20 @@ class DONE(Method):
     eta: float = 0.9
     """share of the current batch in the running average u; 1 is a softmax over the batch"""
     divergence: Literal["kl", "chi2", "cvar"] = "kl"
-    """what keeps the weights near 1: kl is the paper's; chi2 is linear in the loss; cvar is nothing but the cap: the
-    mean of the worst share 1 / cap, whatever the temperature"""
+    """what keeps the weights near 1. kl: as in the paper; chi2: weights that are linear in the loss;
+    cvar: only the cap, so that the loss is the mean over the worst share 1 / cap of the samples at any temperature"""
     cap: float | None = None
-    """largest weight of a sample; 1 is AT, none is the paper's rule"""
+    """largest weight of a sample, relative to equal weights; 1 is AT, none is the paper's rule"""
     mean_weight_limit: float | None = None
-    """the batch's mean weight is kept within [1/limit, limit], for runs without cap; none is the paper's rule"""
+    """keeps the mean weight of a batch within [1/limit, limit], for runs without cap; none is the paper's rule"""
     damping: float = 10.0
     """added to the barrier's curvature before it is inverted; 0 is the paper's rule"""
     implicit: Literal["exact", "first_order", "none"] = "exact"
-    """exact: Proposition 1 by a double backward; first_order: by a difference quotient, at about AT's cost; none"""
+    """how the implicit term is computed. exact: by a double backward pass (Proposition 1 of the paper);
+    first_order: by a difference quotient, which costs one pass more than AT; none: left out"""
     curvature: Literal["barrier", "full"] = "barrier"
-    """barrier: that of the network is neglected (ReLU); full: conjugate gradients on both, for smooth networks"""
+    """curvature in the implicit term. barrier: only that of the barrier, since a ReLU network has none;
+    full: that of the network too, by conjugate gradients, for smooth networks"""
 
     def __post_init__(self) -> None:
         try:
@@ -114,6 +116,9 @@ class DONE(Method):
             raise ValueError(f"divergence cvar needs a cap >= 1, its worst share being 1 / cap; got cap={self.cap}")
         return CVaR(1 / self.cap, self.eta)
 
+    def recorded_state(self, state: State) -> dict[str, float]:
+        return {} if self.divergence == "cvar" else {"r": float(state["r"])}
+
     def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
 
@@ -137,7 +142,10 @@ class DONE(Method):
         steps: Sequence[TrainStep],
         perturbations: Sequence[Perturbation | None] | None = None,
     ) -> Iterator[Objective]:
-        """Yield an objective per part; with the first-order term, which is bounded for the batch, one for all."""
+        """Yield an objective per part; with the first-order term, which is bounded for the batch, one for all.
+
+        For arguments and results see `Method.microbatch_objectives`.
+        """
         if self.implicit != "first_order":
             yield from super().microbatch_objectives(model, parts, state, steps, perturbations)
             return
@@ -158,7 +166,7 @@ class DONE(Method):
             batch: The images.
             delta: A perturbation of each image.
             state: What the previous objective, or `init`, returned.
-            step: Where training stands.
+            step: The training step.
 
         Returns:
             The surrogate loss, the weights of the samples, and the new state.
@@ -177,7 +185,7 @@ class DONE(Method):
             return cid(problem, delta, composition, state, solve, all_gather=all_gather)
 
     def _precision(self, batch: Batch) -> AbstractContextManager[object]:
-        """Switch autocast off where there is an implicit term, which drowns in half precision."""
+        """Switch autocast off where there is an implicit term, which is lost in the rounding of half precision."""
         return nullcontext() if self.implicit == "none" else torch.autocast(batch.x.device.type, enabled=False)
 
     def _problem(self, model: nn.Module, batch: Batch) -> Callable[[Tensor], Terms]:
@@ -193,10 +201,10 @@ class DONE(Method):
         return problem
 
     def _part(self, model: nn.Module, batch: Batch, delta: Tensor, step: TrainStep | None = None) -> Part:
-        """Return a microbatch for the first-order term; without `step` dropout goes on from torch's generators."""
+        """Return a microbatch for the first-order term; without `step` dropout draws from torch's global generators."""
         problem, dropout = self._problem(model, batch), rng_state()
 
-        def counted(delta: Tensor) -> Terms:
+        def seeded(delta: Tensor) -> Terms:
             if step is None:
                 return problem(delta)
             with step.network_rng():
@@ -204,10 +212,10 @@ class DONE(Method):
 
         def without_side_effects(delta: Tensor) -> Terms:
             with frozen_statistics(model), replay_rng(dropout):
-                return counted(delta)
+                return seeded(delta)
 
         inverse = self.attack.box(batch.x, batch.y).inverse_curvature(delta, self.damping)
-        return Part(counted, without_side_effects, delta, inverse)
+        return Part(seeded, without_side_effects, delta, inverse)
 
     def _first_order(self, model: nn.Module, parts: Sequence[Part], state: State, step: TrainStep) -> Direction:
         return cid_first_order_parts(

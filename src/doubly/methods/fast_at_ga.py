@@ -34,7 +34,7 @@ class FastATGA(Method):
 
     def __post_init__(self) -> None:
         if not self.strength >= 0:
-            raise UsageError(f"the strength of gradient alignment is not negative, got {self.strength:g}")
+            raise UsageError(f"the strength of gradient alignment must not be negative, got {self.strength:g}")
 
     @property
     def needs_second_derivatives(self) -> bool:

@@ -4,7 +4,7 @@
                    = project(z - grad l'(z) / lambda)
     upper   mean CE(x + delta*), whose gradient has the implicit term - < d/d theta grad l'(z), H q / lambda >
 
-with l' = -CE, q the input gradient of CE at delta*, and H = 1 where delta* is strictly inside the ball, else 0. It is
+with l' = -CE, q the input gradient of CE at `delta*`, and H = 1 where `delta*` is inside the ball, else 0. It is
 `cid` with a lower level that is linear in delta. The released code steps by 1/lambda = 5000/255, yet divides the
 implicit term by lambda = 10: two parameters here, `attack.rule.size` and `curvature`, with those defaults.
 """

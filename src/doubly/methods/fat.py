@@ -31,7 +31,7 @@ class FAT(Method):
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized"""
     tau: Schedule = field(default_factory=lambda: Piecewise((0.0, 1.0, 2.0), (50 / 120, 90 / 120)))
-    """how often a fooled sample may go on, a whole number from 0 to the number of steps K; K is AT"""
+    """number of times that a sample may be misclassified before its attack stops; from 0 to the steps K, which is AT"""
 
     def __post_init__(self) -> None:
         check_plain(self.loss, "FAT")

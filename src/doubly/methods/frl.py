@@ -106,11 +106,11 @@ class FRL(Method):
 
     def updated_multipliers(self, multipliers: Tensor, tally: Tensor) -> Tensor:
         """Return lambda, (2, classes), clean and boundary, from (images, clean errors, boundary errors) per class."""
-        seen = tally[0] > 0
+        present = tally[0] > 0
         errors = tally[1:] / tally[0].clamp_min(1)
-        gaps = errors - errors.sum(1, keepdim=True) / seen.sum().clamp_min(1) - self.tolerance
+        gaps = errors - errors.sum(1, keepdim=True) / present.sum().clamp_min(1) - self.tolerance
         rates = self.rate * torch.tensor([[1.0], [2.0]]).to(errors)
-        moved = torch.where(seen, multipliers + rates * gaps, multipliers).clamp_min(0)
+        moved = torch.where(present, multipliers + rates * gaps, multipliers).clamp_min(0)
         return moved * (self.limit / moved.sum(1, keepdim=True).clamp_min(1e-300)).clamp_max(1)
 
 

@@ -24,7 +24,7 @@ from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
 from doubly.methods.method import Method
 from doubly.methods.weighting import mean_one_weights
-from doubly.schedules import Constant, Piecewise, Schedule
+from doubly.schedules import Constant, Schedule
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -58,7 +58,7 @@ class GAIRAT(Method):
         if not 0 <= self.burn_in < 1:
             raise UsageError(f"burn_in is a share of training in [0, 1), got {self.burn_in:g}: 0.5 is the first half")
         shift = self.shift
-        if isinstance(shift, Piecewise) and any(share <= self.burn_in for share in shift.boundaries):
+        if any(share <= self.burn_in for share in shift.boundaries):
             raise UsageError(
                 f"burn_in {self.burn_in:g} covers the first stage of shift, whose boundaries are {shift.boundaries}: "
                 "begin the second stage later, or leave the first out"

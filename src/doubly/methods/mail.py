@@ -90,15 +90,15 @@ class MAIL(Method):
         if self.form != "at" or (weighted and self.margin != "adversarial"):
             clean = clean_logits(model, batch.x)
         parts = self.parts(logits, batch.y, clean)
-        losses = parts.reweighted + parts.rest
+        losses = parts.reweighted + parts.unweighted
         weights = torch.ones_like(losses)
         if weighted:
             weights = self.weights(logits.detach(), batch.y, clean.detach(), step.communicator)
-        loss = (weights * parts.reweighted + parts.rest).mean()
+        loss = (weights * parts.reweighted + parts.unweighted).mean()
         return Objective(loss, losses.detach(), weights, logits.detach(), state)
 
     def parts(self, logits: Tensor, y: Tensor, clean: Tensor) -> LossParts:
-        """Return the part of the loss that is reweighted, and the rest."""
+        """Return the part of the loss that is reweighted, and the other part."""
         if self.form == "at":
             losses = CrossEntropy()(logits, y)
             return LossParts(losses, torch.zeros_like(losses))

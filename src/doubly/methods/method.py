@@ -50,8 +50,22 @@ class Method:
 
         Args:
             state: What the last objective, or `init`, returned.
+
+        Returns:
+            One probability per class, (classes,), or None.
         """
         return None
+
+    def recorded_state(self, state: State) -> dict[str, float]:
+        """Return numbers of the state that the row of metrics of an epoch records, such as DONE's temperature.
+
+        Args:
+            state: What the last objective of the epoch returned.
+
+        Returns:
+            The numbers by their key in metrics.jsonl.
+        """
+        return {}
 
     def scaled(self, factor: float) -> Self:
         """Return the same method with `factor` times the attack's radius, for a warm-up of epsilon."""
@@ -76,7 +90,7 @@ class Method:
             model: The network, in training mode.
             batch: The images.
             state: What the previous objective, or `init`, returned.
-            step: Where training stands.
+            step: The training step.
 
         Returns:
             What `objective` takes as `perturbation`; None for a method that attacks inside `objective`, or not at all.
@@ -94,8 +108,11 @@ class Method:
             model: The network, in training mode.
             batch: The images.
             state: What the previous objective, or `init`, returned.
-            step: Where training stands.
+            step: The training step.
             perturbation: What `perturb` returned.
+
+        Returns:
+            One row per sample, or a single row; None if nothing is shared.
         """
         return None
 
@@ -113,11 +130,15 @@ class Method:
             model: The network, in training mode.
             batch: The images.
             state: What the previous objective, or `init`, returned.
-            step: Where training stands.
+            step: The training step.
             perturbation: What `perturb` returned; computed if not given.
 
         Returns:
             The loss to differentiate, what is recorded of each sample, and the new state.
+
+        Raises:
+            UsageError: If images, labels and logits do not fit each other.
+            NonFiniteError: If the network returns NaN or infinity.
         """
         raise NotImplementedError
 
@@ -190,7 +211,7 @@ def perturb_parts(
 def compute_objective(
     method: Method, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None
 ) -> Objective:
-    """Call `method.objective`, whose last parameter somebody's own method need not have."""
+    """Call `method.objective`; a method that attacks inside `objective` need not have its last parameter."""
     if perturbation is None:
         return method.objective(model, batch, state, step)
     return method.objective(model, batch, state, step, perturbation)

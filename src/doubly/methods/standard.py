@@ -1,6 +1,8 @@
 """Training on clean images: the upper end of standard accuracy, the lower end of robustness.
 
-mean loss(x)
+    mean loss(x)
+
+No image is attacked.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +18,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class Standard(Method):
-    """Standard training: the mean loss at clean images, without an attack."""
+    """Standard training: the mean loss at clean images, without an attack.
+
+    Raises:
+        UsageError: If the loss compares attacked with clean images.
+    """
 
     loss: Loss = field(default_factory=CrossEntropy)
     """what is minimized"""

@@ -83,7 +83,7 @@ def global_batch_norm(model: nn.Module, communicator: Communicator) -> Iterator[
     """Replace the model's batch norm layers by global ones inside; on a single process they are left alone.
 
     The new layers share parameters and buffers with the old ones, so names, optimizers and checkpoints stay as they
-    are. Layers of somebody's own class are not replaced.
+    are. Layers of other classes are not replaced.
     """
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     new_layers: dict[nn.Module, GlobalBatchNorm] = {}  # a layer may be used in several places

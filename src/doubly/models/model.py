@@ -8,9 +8,9 @@ from torch import nn
 
 
 class Model:
-    """A network architecture; a subclass is a frozen dataclass with a method `build`.
+    """A network architecture; a subclass is a frozen dataclass with a method `build`, listed in `MODELS`.
 
-    Ours are frozen dataclasses, listed in `MODELS`. To train a network of your own you need none: pass an nn.Module to
+    To train a network of your own you need none: pass an nn.Module to
     `doubly.train`, or name a function that returns one (`--model package.module:function`).
     """
 

@@ -59,8 +59,8 @@ class PreActResNet18(Model):
     """The ResNet-18 of fast adversarial training: stages of 64, 128, 256 and 512 channels, two blocks each."""
 
     shortcut: Shortcut = "raw"
-    """input of a projection: raw, the block's input (Wong et al., Fast-BAT), or activated, its activation (Rice et
-    al.); the weights of one do not fit the other"""
+    """input of a projection. raw: the block's input (Wong et al., Fast-BAT); activated: its activation (Rice et al.);
+    the weights of one do not fit the other"""
 
     def __post_init__(self) -> None:
         if self.shortcut not in ("raw", "activated"):

@@ -1,4 +1,4 @@
-"""What the residual networks share: convolutions, their initialization, and the frame of stem, stages and head."""
+"""Common parts of the residual networks: convolutions, their initialization, and the frame of stem, stages, head."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

@@ -43,8 +43,8 @@ class ResNet18(Model):
     """ResNet-18: stages of 64, 128, 256 and 512 channels, two blocks each; by default in its form for CIFAR."""
 
     stem: Literal["3x3", "7x7", "imagenet"] = "3x3"
-    """first layers: 3x3, a convolution with stride 1, for images of 32 pixels; 7x7, one with stride 2, a quarter of the
-    work; imagenet, that and a 3x3 max pooling with stride 2, a sixteenth of the work, for 224 pixels"""
+    """first layers. 3x3: a convolution with stride 1, for images of 32 pixels; 7x7: stride 2, a quarter of the work;
+    imagenet: that and a 3x3 max pooling with stride 2, a sixteenth of the work, for images of 224 pixels"""
 
     def __post_init__(self) -> None:
         if self.stem not in ("3x3", "7x7", "imagenet"):

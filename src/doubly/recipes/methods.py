@@ -1,4 +1,4 @@
-"""Every method for one threat: what the recipes of a dataset have in common."""
+"""All methods with the settings for one threat, from which the recipes of a dataset are made."""
 
 from dataclasses import replace
 

@@ -85,7 +85,7 @@ SETTINGS = {
 VARIANTS = {"at_031": (0.031, 0.007)}  # epsilon and step in training of AT in the code of TRADES and GAIRAT
 
 
-@cache  # all methods are made at once, and asked for one by one
+@cache  # all methods are made at once, and used one by one
 def _methods(epsilon: float, step: float, steps: int, done: DONE, images: int) -> dict[str, Method]:
     return methods(
         LinfBall(epsilon),

@@ -59,7 +59,7 @@ def compare(results: Iterable[RunResult]) -> list[Comparison]:
     """Group runs into comparisons.
 
     Runs that differ in training data, protocol, images, classes or tail never share a table. A run without AutoAttack
-    may stand beside runs that have it; two runs that were attacked by it in different ways may not.
+    may share a table with runs that have it; two runs with different settings of AutoAttack may not.
     """
     groups: dict[str, list[RunResult]] = {}
     for result in results:
@@ -70,8 +70,8 @@ def compare(results: Iterable[RunResult]) -> list[Comparison]:
         for runs in _by_autoattack(group)
     ]
     return [
-        replace(one, differences=_differences([other for other in comparisons if other.setting == one.setting]))
-        for one in comparisons
+        replace(c, differences=_differences([other for other in comparisons if other.setting == c.setting]))
+        for c in comparisons
     ]
 
 
@@ -115,8 +115,8 @@ def _by_method(runs: list[RunResult]) -> dict[str, list[RunResult]]:
     """Group seeds by method; a run of the same method with other settings gets a label that says which."""
     methods: dict[str, list[RunResult]] = {}
     first_runs: dict[str, RunResult] = {}
-    places = {label: place for place, label in enumerate(FIRST_ROWS)}
-    for run in sorted(runs, key=lambda run: places.get(run.method, len(places))):
+    order = {label: index for index, label in enumerate(FIRST_ROWS)}
+    for run in sorted(runs, key=lambda run: order.get(run.method, len(order))):
         usual, choices = first_runs.setdefault(run.method, run).choices, run.choices
         changes = [
             describe_setting(key, choices.get(key))

@@ -36,7 +36,7 @@ def terminal(table: Table) -> rich.table.Table:
 
 
 def markdown(table: Table) -> str:
-    """Return the table as Markdown with a heading above and the notes below."""
+    """Return the table as Markdown with a heading above and a list of the notes below."""
 
     def line(texts: Sequence[str]) -> str:
         return f"| {' | '.join(texts)} |"
@@ -47,7 +47,8 @@ def markdown(table: Table) -> str:
     rule = ["---"] + ["---:"] * (len(table.columns) - 1)
     head = line([escape_markdown(column.title) for column in table.columns])
     lines = [head, line(rule), *(line([cell_text(cell) for cell in row]) for row in table.rows)]
-    return "\n".join([f"### {escape_markdown(table.title)}", "", *lines, "", *map(escape_markdown, table.notes), ""])
+    notes = [f"- {escape_markdown(note)}" for note in table.notes]
+    return "\n".join([f"### {escape_markdown(table.title)}", "", *lines, "", *notes, ""])
 
 
 def csv(tables: Sequence[Table]) -> str:
@@ -101,14 +102,14 @@ def latex(table: Table) -> str:
 def _width(table: Table) -> int:
     """Return the number of characters that the table needs in a row of the terminal."""
     words = [max(map(len, column.title.split())) for column in table.columns]
-    cells = [max((len(row[place].text) for row in table.rows), default=0) for place in range(len(words))]
+    cells = [max((len(row[index].text) for row in table.rows), default=0) for index in range(len(words))]
     return 1 + sum(3 + max(pair) for pair in zip(words, cells, strict=True))
 
 
 def _without_optional(table: Table) -> Table:
-    places = [place for place, column in enumerate(table.columns) if not column.optional]
-    rows = tuple(tuple(row[place] for place in places) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[place] for place in places), rows=rows)
+    indices = [index for index, column in enumerate(table.columns) if not column.optional]
+    rows = tuple(tuple(row[index] for index in indices) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[index] for index in indices), rows=rows)
 
 
 def _values(name: str, cell: Cell) -> list[tuple[str, object]]:

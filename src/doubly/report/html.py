@@ -17,7 +17,7 @@ from doubly.report.pictures import Picture
 from doubly.report.protocol import flatten
 from doubly.report.run_result import RunResult
 from doubly.report.summary import summary_sentence
-from doubly.report.tables import COSTS, Cell, Column, Table, mean_cell
+from doubly.report.tables import COSTS, Cell, Column, Table, mean_cell, other_attack_metrics
 from doubly.text import escape_html, format_radius, format_value
 
 RADII = ("radius", "size", "epsilon")  # ends of names of settings that are printed as 8/255
@@ -47,9 +47,10 @@ class Section:
 
     @property
     def explanations(self) -> dict[str, str]:
-        """What each column of the table is."""
+        """The explanation of each column of the table."""
         columns = [column.name for column in self.table.columns]
-        explanations = {metric.label: metric.explanation for metric in METRICS.values()} | COSTS
+        metrics = [*METRICS.values(), *other_attack_metrics(self.comparison)]
+        explanations = {metric.label: metric.explanation for metric in metrics} | COSTS
         return {name: explanations[name] for name in columns if name in explanations}
 
     @property
@@ -69,7 +70,7 @@ class Section:
 
     @property
     def protocol(self) -> dict[str, str]:
-        """Every setting of the evaluation."""
+        """All settings of the evaluation."""
         settings = {
             key: format_radius(value) if isinstance(value, float) and key.endswith(RADII) else format_value(value)
             for key, value in flatten(self.comparison.protocol).items()
@@ -104,12 +105,8 @@ class Section:
     def commands(self) -> list[str]:
         """The commands that trained and evaluated the runs and make this report, each once."""
         runs = self.comparison.runs
-        typed = [
-            command
-            for part in ("environment", "evaluation")
-            for run in runs
-            if (command := getattr(run, part).get("command"))
-        ]
+        records = [*(run.environment for run in runs), *(run.evaluation for run in runs)]
+        typed = [command for record in records if (command := record.get("command"))]
         folders = dict.fromkeys(str(run.path) for run in runs)
         return [*dict.fromkeys(map(_shell, typed)), shlex.join(["doubly", "report", *folders, "--output", "report"])]
 

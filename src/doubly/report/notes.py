@@ -15,17 +15,17 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
     """Return the notes, the protocol first."""
     seeds = {label: ", ".join(str(run.seed) for run in runs) for label, runs in comparison.methods.items()}
     alike = len(set(seeds.values())) == 1
-    which = next(iter(seeds.values())) if alike else "; ".join(f"{label}: {values}" for label, values in seeds.items())
+    all_seeds = [next(iter(seeds.values()))] if alike else [f"{label}: {values}" for label, values in seeds.items()]
     spread = ", mean ± sd over seeds" if any(len(runs) > 1 for runs in comparison.methods.values()) else ""
     caption = (
         f"Accuracies in percent of n = {comparison.n} test images{spread}. Attack: {describe(comparison.protocol)}. "
-        f"Training seed{'s' if len(comparison.runs) > len(comparison.methods) else ''} {which}."
+        f"Training seed{'s' if len(comparison.runs) > len(comparison.methods) else ''} {'; '.join(all_seeds)}."
     )
     repeated = [label for label, runs in comparison.methods.items() if len({run.seed for run in runs}) < len(runs)]
-    others = f"Other runs of {comparison.setting} were measured differently ({', '.join(comparison.differences)})"
+    separate = f"Other runs of {comparison.setting} were measured differently ({', '.join(comparison.differences)})"
     return (
         caption,
-        *([f"{others} and are in another table."] if comparison.differences else []),
+        *([f"{separate} and are in another table."] if comparison.differences else []),
         *_autoattack(comparison),
         *_missing_seeds(comparison),
         *(["The rows have different seeds."] if not alike else []),

@@ -1,4 +1,4 @@
-"""The tables of the paper: which settings stand side by side in each, and the numbers printed there.
+"""The tables of the paper: the settings side by side in each, and the numbers printed there.
 
 A printed number is shown beside ours only where the setting is the paper's: network, epochs, batch size, attack and
 images. The paper gives no deviations and does not say over how many runs it averages.
@@ -107,20 +107,20 @@ def printed(label: str, runs: list[RunResult]) -> Mapping[str, float]:
 
 
 def _is_papers_setting(run: RunResult) -> bool:
-    dataset, _, rest = run.setting.partition(".")
+    dataset, _, variant = run.setting.partition(".")
     config = flatten(run.config)
     expected: dict[str, Any] = {
         "data.source.kind": f"dataset.{dataset}",
         "data.train_images": None,
         "data.holdout": 0.0,
         "model.kind": "model.resnet18",
-        "epochs": 25 if rest == "fast" else 60,
+        "epochs": 25 if variant == "fast" else 60,
         "batch_size": 128,
         "method.attack.threat.radius": RADIUS,
-        **({} if rest == "fast" else {"method.attack.steps": 10}),
+        **({} if variant == "fast" else {"method.attack.steps": 10}),
         "validation.attack.steps": 20,
-        "data.imbalance.kind": "imbalance.step" if rest == "imbalanced" else "imbalance.balanced",
-        "data.imbalance.ratio": 0.2 if rest == "imbalanced" else None,
+        "data.imbalance.kind": "imbalance.step" if variant == "imbalanced" else "imbalance.balanced",
+        "data.imbalance.ratio": 0.2 if variant == "imbalanced" else None,
     }
     attack = flatten(run.evaluation["protocol"])
     return (

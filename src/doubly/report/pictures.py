@@ -1,4 +1,4 @@
-"""Which figures a report has, and the caption of each. A figure whose data the runs do not hold is left out."""
+"""The figures of a report with their captions. A figure whose data the runs do not hold is left out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -113,13 +113,13 @@ def _sample_figures(comparison: Comparison) -> list[Wanted]:
             "hard",
             "Hardest images",
             f"The images with the largest weights; {run_name}.",
-            partial(figures.gallery, run, which="hard"),
+            partial(figures.gallery, run, kind="hard"),
         ),
         (
             "easy",
             "Easiest images",
             f"The images with the smallest weights; {run_name}.",
-            partial(figures.gallery, run, which="easy"),
+            partial(figures.gallery, run, kind="easy"),
         ),
     ]
 

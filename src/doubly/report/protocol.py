@@ -1,5 +1,6 @@
-"""How an evaluation was made, in words: the settings that a number needs beside it."""
+"""The protocol of an evaluation in words: the settings that a number needs beside it."""
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -12,7 +13,6 @@ DEFAULTS = {
     "attack.loss.kind": "loss.cross_entropy",
     "attack.attack_mode": "eval",
 }
-BALLS = {"threat.linf": "ℓ∞", "threat.l2": "ℓ2"}
 # Settings that are part of the words, or are printed elsewhere.
 IN_WORDS = (
     "attack",
@@ -51,13 +51,13 @@ def attack_name(protocol: Mapping[str, Any]) -> str:
 def describe(protocol: Mapping[str, Any]) -> str:
     """Return one line: the attack in words, then in brackets every setting that the words leave out."""
     flat = flatten(protocol)
-    rest = [
+    unsaid = [
         describe_setting(key, value)
         for key, value in flat.items()
         if key not in IN_WORDS and value is not None and DEFAULTS.get(key) != value
     ]
     words = ", ".join([attack_name(protocol), *_words(flat)])
-    return f"{words} ({', '.join(rest)})" if rest else words
+    return f"{words} ({', '.join(unsaid)})" if unsaid else words
 
 
 def describe_setting(key: str, value: object) -> str:
@@ -71,7 +71,7 @@ def describe_setting(key: str, value: object) -> str:
 def _words(flat: Mapping[str, Any]) -> list[str]:
     """Return the parts of `ℓ∞, ε = 8/255, step ε/4, uniform start, 1 restart`."""
     radius, size = flat.get("attack.threat.radius"), flat.get("attack.rule.size")
-    words = [BALLS.get(flat["attack.threat.kind"], flat["attack.threat.kind"])] if "attack.threat.kind" in flat else []
+    words = [_ball(str(flat["attack.threat.kind"]))] if "attack.threat.kind" in flat else []
     words += [f"ε = {format_radius(radius)}"] if radius else []
     if size:
         share = Fraction(size / radius).limit_denominator(100) if radius else Fraction(0)
@@ -80,6 +80,12 @@ def _words(flat: Mapping[str, Any]) -> list[str]:
     words += [f"{flat['attack.start']} start"] if flat.get("attack.start") else []
     restarts = flat.get("attack.restarts")
     return words + ([f"{restarts} restart{'s' * (restarts > 1)}"] if restarts else [])
+
+
+def _ball(kind: str) -> str:
+    """Return `ℓ2` for threat.l2 and `ℓ∞` for threat.linf; of a threat that is not named after a norm, its name."""
+    name = kind.rpartition(".")[2]
+    return f"ℓ{name[1:].replace('inf', '∞')}" if re.fullmatch(r"l(\d+|inf)", name) else name
 
 
 def _of_epsilon(share: Fraction) -> str:

@@ -47,7 +47,7 @@ PER_RUN = (
 
 @dataclass(frozen=True)
 class RunResult:
-    """What the files of one run say."""
+    """The contents of the files of one run."""
 
     path: Path
     config: dict[str, Any]
@@ -108,14 +108,19 @@ class RunResult:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """Every setting that all seeds of a method share, as dotted name -> value."""
+        """The settings that all seeds of a method share, as dotted name -> value."""
         return {key: value for key, value in flatten(self.config).items() if key not in PER_RUN}
 
     @property
     def tail(self) -> dict[str, Any]:
-        """How the classes of the tail were picked."""
+        """The settings by which the classes of the tail were selected."""
         tail = self.evaluation.get("tail", {})
         return {f"tail.{key}": tail.get(key, default) for key, default in DEFAULT_TAIL.items()}
+
+    @property
+    def tail_attacks(self) -> list[str]:
+        """Names of the attacks that the evaluation gives a tail for."""
+        return [name for name in self.evaluation.get("tail", {}) if name not in DEFAULT_TAIL]
 
     def _mean(self, key: str) -> float:
         values = [row[key] for row in self.metrics if row.get(key) is not None]

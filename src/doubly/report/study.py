@@ -83,8 +83,10 @@ def _failed(row: Mapping[str, Any], width: int) -> tuple[str, ...]:
     return row["label"], f"failed in {len(row['failed'])} folds: {reason}", *[""] * (width - 2)
 
 
-def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+def _lines(header: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,)) -> str:
+    """Return a Markdown table. The columns `texts` are aligned to the left, those of numbers to the right."""
+    rule = ["---" if index in texts else "---:" for index in range(len(header))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
 
 
 def _spread(shares: Sequence[float]) -> str:
@@ -142,4 +144,5 @@ def _searches(searches: Sequence[Mapping[str, Any]]) -> str:
             )
             for s in searches
         ],
+        texts=(0, 2),
     )

@@ -1,4 +1,4 @@
-"""The main result of a comparison in a sentence, for somebody who does not read the table."""
+"""The main result of a comparison in a sentence, for readers who skip the table."""
 
 import math
 
@@ -14,13 +14,13 @@ def summary_sentence(comparison: Comparison) -> str:
     standard errors over seeds are called unclear; where a method has a single seed, the sentence says so.
     """
     tails = {label: _over_seeds(comparison, label, "ra_tail_30") for label in comparison.methods}
-    others = [label for label in tails if label != BASELINE] or list(tails)
-    trusted = [label for label in others if not _suspicious(comparison, label)]
-    best = max(trusted or others, key=lambda label: tails[label][0])
+    candidates = [label for label in tails if label != BASELINE] or list(tails)
+    trusted = [label for label in candidates if not _suspicious(comparison, label)]
+    best = max(trusted or candidates, key=lambda label: tails[label][0])
     weakest, best_tail = _weakest(comparison), tails[best]
     if BASELINE not in tails or best == BASELINE:
         return f"With {best}, {weakest} is {_percent(best_tail[0])}."
-    doubtful = [label for label in others if label not in trusted and tails[label][0] >= best_tail[0]]
+    doubtful = [label for label in candidates if label not in trusted and tails[label][0] >= best_tail[0]]
     baseline_tail, more = tails[BASELINE], _under_autoattack(comparison, best) + _doubt(doubtful)
     if _clearly_above(best_tail, baseline_tail):
         single = [label for label in (best, BASELINE) if len(comparison.methods[label]) == 1]
@@ -55,9 +55,9 @@ def _over_seeds(comparison: Comparison, label: str, key: str) -> tuple[float, fl
     return mean, (sd or 0.0) ** 2 / len(runs)
 
 
-def _clearly_above(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def _clearly_above(first: tuple[float, float], second: tuple[float, float]) -> bool:
     """Return True if the first is higher in whole percent and by more than two standard errors."""
-    return round(one[0]) > round(other[0]) and one[0] - other[0] > 2 * math.sqrt(one[1] + other[1])
+    return round(first[0]) > round(second[0]) and first[0] - second[0] > 2 * math.sqrt(first[1] + second[1])
 
 
 def _weakest(comparison: Comparison) -> str:

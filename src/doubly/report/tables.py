@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from doubly.metric_names import METRICS, Metric
+from doubly.metric_names import METRICS, Metric, attack_metric
 from doubly.report.collect import Comparison, mean_sd
 from doubly.report.notes import notes
 from doubly.report.paper import TABLES, printed
@@ -82,7 +82,8 @@ def table(comparison: Comparison) -> Table:
     """Return the table of one setting: accuracies, worst class and costs."""
     columns: dict[Column, list[Cell]] = {Column("method", None): [Cell(label) for label in comparison.methods]}
     columns |= _accuracies(comparison, MAIN)
-    columns |= {replace(column, optional=True): cells for column, cells in _accuracies(comparison, FURTHER).items()}
+    further = _accuracies(comparison, (*FURTHER, *other_attack_metrics(comparison)))
+    columns |= {replace(column, optional=True): cells for column, cells in further.items()}
     runs = comparison.methods.values()
     columns[Column(METRICS["worst_class"].label)] = [_worst(group) for group in runs]
     columns[Column("seconds", None, optional=True)] = [mean_cell([run.seconds for run in group], 0) for group in runs]
@@ -115,7 +116,7 @@ def layouts(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Comparison
         for scale in ("", ".small"):
             names = {f"{setting}{scale}": name for setting, name in parts.items()}
             by_name = {name: [c for c in comparisons if c.setting == setting] for setting, name in names.items()}
-            sides = {name: same[0] for name, same in by_name.items() if len(same) == 1}
+            sides = {name: matches[0] for name, matches in by_name.items() if len(matches) == 1}
             if len(sides) == len(parts) or len(sides) > 1:
                 result[title + ", small scale" * bool(scale)] = sides
     return result
@@ -137,6 +138,15 @@ def mean_cell(values: Sequence[float], digits: int, remark: str = "") -> Cell:
     """Return mean and sd of the values that are not NaN."""
     numbers = [value for value in values if not math.isnan(value)]
     return Cell(remark, *(mean_sd(numbers) if numbers else (math.nan, None)), digits=digits)
+
+
+def other_attack_metrics(comparison: Comparison) -> list[Metric]:
+    """Return the metrics of attacks that only some evaluations run, and that METRICS therefore does not list."""
+    attacks = dict.fromkeys(name for run in comparison.runs for name in run.tail_attacks)
+    metrics = [metric for metric in map(attack_metric, attacks) if metric.key not in METRICS]
+    return [
+        m for m in metrics if all(m.value(r.evaluation) is not None for r in comparison.runs if m.key in r.evaluation)
+    ]
 
 
 def _accuracies(comparison: Comparison, metrics: Iterable[Metric]) -> dict[Column, list[Cell]]:

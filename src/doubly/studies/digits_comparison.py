@@ -1,4 +1,4 @@
-"""Every method on digits under one protocol: the same small search, the same five folds, one table.
+"""Comparison of all methods on digits under one protocol: the same small search, five folds and table.
 
 `doubly reproduce digits` runs it and can be stopped and resumed; it ends in results.json and a page of tables.
 """
@@ -13,11 +13,10 @@ from rich.console import Console
 
 from doubly.config.serialize import with_changes
 from doubly.jobs.job import CallbackFactory
-from doubly.jobs.pool import run_jobs
-from doubly.jobs.search import Search, Space, run_searches
+from doubly.jobs.search import Search, Space
 from doubly.recipes.digits import FAST, METHODS, unsearched
 from doubly.rundir import write_json
-from doubly.studies.folds import FOLDS, StudyRow, compare_rows, summarize_row
+from doubly.studies.folds import FOLDS, StudyRow, compare_rows, run_named_searches, run_rows, summarize_row
 from doubly.studies.passes import counted_step_passes
 
 TRIALS, SEARCH_EPOCHS = 6, 20
@@ -91,13 +90,11 @@ def run_comparison(
         The results, which are also written to results.json; winners.json has the chosen settings for the recipes.
     """
     console.print(f"1. search: {TRIALS} trials of {SEARCH_EPOCHS} epochs for every method", highlight=False)
-    searches = {name: replace(plan, callbacks=callbacks) for name, plan in plan_searches(output).items()}
-    results = dict(zip(searches, run_searches(list(searches.values()), processes, console), strict=True))
+    results = run_named_searches(plan_searches(output), processes, console, callbacks)
     winners = {name: result["winner"] for name, result in results.items()}
     write_json(output / "winners.json", winners)
-    console.print("2. the winners, retrained on all training images of each fold", highlight=False)
     rows = plan_rows(winners)
-    failures = run_jobs([job for row in rows for job in row.jobs(output, callbacks)], processes, console)
+    failures = run_rows(rows, output, processes, console, callbacks)
     with torch.random.fork_rng():
         comparison = {
             "folds": FOLDS,

@@ -13,11 +13,10 @@ from rich.console import Console
 from doubly.config import Run
 from doubly.config.serialize import with_changes
 from doubly.jobs.job import CallbackFactory
-from doubly.jobs.pool import run_jobs
-from doubly.jobs.search import Search, Space, run_searches
+from doubly.jobs.search import Search, Space
 from doubly.recipes.digits import digits
 from doubly.rundir import write_json
-from doubly.studies.folds import FOLDS, StudyRow, compare_rows, summarize_row
+from doubly.studies.folds import FOLDS, StudyRow, compare_rows, run_named_searches, run_rows, summarize_row
 
 SHORT_EPOCHS = 12  # at which AT is far from converged
 SHORT_AT = {"epochs": SHORT_EPOCHS, "optimizer.lr.peak": 0.1, "optimizer.weight_decay": 5e-4}
@@ -109,11 +108,9 @@ def run_study(
     console.print(
         "1. search: equally many trials per method, on hold-outs of fold 0's training images", highlight=False
     )
-    searches = {name: replace(plan, callbacks=callbacks) for name, plan in plan_searches(output).items()}
-    results = dict(zip(searches, run_searches(list(searches.values()), processes, console), strict=True))
-    console.print("2. the winners, retrained on all training images of each fold", highlight=False)
+    results = run_named_searches(plan_searches(output), processes, console, callbacks)
     rows = plan_rows({name: result["winner"] for name, result in results.items()})
-    failures = run_jobs([job for row in rows for job in row.jobs(output, callbacks)], processes, console)
+    failures = run_rows(rows, output, processes, console, callbacks)
     study = {
         "folds": FOLDS,
         "short_epochs": SHORT_EPOCHS,

@@ -7,20 +7,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
 from doubly.config import Run
 from doubly.data import Digits
 from doubly.evaluation.intervals import average_accuracy, bootstrap_difference, tail_accuracy
 from doubly.jobs.job import CallbackFactory, Job
+from doubly.jobs.pool import run_jobs
+from doubly.jobs.search import Search, run_searches
+from doubly.metric_names import METRICS
 from doubly.rundir import RunDir, read_json, read_metrics
 
 FOLDS = 5
 CLASSES = 10
-METRICS = ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30")
+METRIC_KEYS = ("sa", "ra_pgd", "ra_tail_30", "ra_margin", "ra_margin_tail_30")
 COMPARED_METRICS = (
-    ("SA", "clean", average_accuracy),
-    ("RA-PGD", "pgd", average_accuracy),
-    ("RA-Tail-30", "pgd", tail_accuracy),
+    ("sa", "clean", average_accuracy),
+    ("ra_pgd", "pgd", average_accuracy),
+    ("ra_tail_30", "pgd", tail_accuracy),
 )
 
 
@@ -56,6 +60,22 @@ class StudyRow:
         return [failures[job.output] for job in self.jobs(output) if job.output in failures]
 
 
+def run_named_searches(
+    searches: Mapping[str, Search], processes: int, console: Console, callbacks: tuple[CallbackFactory, ...]
+) -> dict[str, dict[str, Any]]:
+    """Run the searches of a study, and return their results by the name of the recipe; see `run_searches`."""
+    plans = [replace(search, callbacks=callbacks) for search in searches.values()]
+    return dict(zip(searches, run_searches(plans, processes, console), strict=True))
+
+
+def run_rows(
+    rows: Sequence[StudyRow], output: Path, processes: int, console: Console, callbacks: tuple[CallbackFactory, ...]
+) -> dict[Path, str]:
+    """Train and test the rows of a study on every fold, and return the failures; see `run_jobs`."""
+    console.print("2. the winners, retrained on all training images of each fold", highlight=False)
+    return run_jobs([job for row in rows for job in row.jobs(output, callbacks)], processes, console)
+
+
 def summarize_row(row: StudyRow, output: Path, failures: Mapping[Path, str]) -> dict[str, Any]:
     """Return the results of a row, as results.json keeps them: per fold, and pooled over all images.
 
@@ -76,7 +96,7 @@ def summarize_row(row: StudyRow, output: Path, failures: Mapping[Path, str]) -> 
         # The hash of the data belongs to one fold.
         "protocol": {key: value for key, value in tests[0]["protocol"].items() if key != "data_sha256"},
         "n": len(y),
-        "per_fold": {key: [test[key] for test in tests] for key in METRICS},
+        "per_fold": {key: [test[key] for test in tests] for key in METRIC_KEYS},
         "worst_per_fold": [test["worst_class"]["ra_pgd"] for test in tests],
         "pooled_tail": tail_accuracy(correct["pgd"], y),
         "pooled_per_class": [float(correct["pgd"][y == k].mean()) for k in range(CLASSES)],
@@ -98,17 +118,18 @@ def compare_rows(rows: Sequence[StudyRow], output: Path, failures: Mapping[Path,
     """
     differences = []
     for table in dict.fromkeys(row.table for row in rows):
-        baseline, *others = [row for row in rows if row.table == table]
+        baseline, *compared = [row for row in rows if row.table == table]
         if baseline.errors(output, failures):
             continue
         y, expected = _pooled(baseline, output)
-        for row in others:
+        for row in compared:
             if row.errors(output, failures):
                 continue
             _, correct = _pooled(row, output)
-            for name, attack, statistic in COMPARED_METRICS:
+            for key, attack, statistic in COMPARED_METRICS:
                 difference = bootstrap_difference(correct[attack], expected[attack], y, statistic)
-                differences.append({"table": table, "label": row.label, "metric": name, **difference._asdict()})
+                record = {"table": table, "label": row.label, "metric": METRICS[key].label}
+                differences.append(record | difference._asdict())
     return differences
 
 

@@ -40,12 +40,12 @@ class PlannedStudy:
 
     @cached_property
     def unfinished(self) -> list[Job]:
-        """The jobs that were not done when this was first asked."""
+        """The jobs that were not done when this was first read."""
         return [job for job in self.jobs if not job.is_done]
 
     @property
     def local_processes(self) -> int:
-        """How many jobs run at a time on this machine."""
+        """Number of jobs that run at a time on this machine."""
         return self.processes or DEFAULT_PROCESSES
 
     @property
@@ -75,7 +75,7 @@ class PlannedStudy:
 
         Raises:
             UsageError: If data are missing, or the cluster cannot be used.
-            Interrupted: If a signal asked to stop.
+            Interrupted: If a signal came; the jobs that were running are saved.
         """
         _, errors = data_sizes(job.run for job in self.unfinished)
         if errors:
@@ -144,4 +144,4 @@ class PlannedStudy:
 def _describe(times: PassTimes, size: DataSize) -> str:
     pixels = " x ".join(str(edge) for edge in size.shape[1:])
     seconds, threads = times.batch_size * times.update, f"{times.threads} thread{'s' * (times.threads > 1)}"
-    return f"from {seconds:.2g} s for a pass of {times.batch_size} images of {pixels} pixels here, {threads}"
+    return f"estimated from {seconds:.2g} s for a pass of {times.batch_size} images of {pixels} pixels, {threads}"

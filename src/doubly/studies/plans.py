@@ -1,4 +1,4 @@
-"""Which runs each table and figure of the paper takes, as jobs of ordinary run directories, and the report of them.
+"""The runs of each table and figure of the paper, as jobs of ordinary run directories, and their report.
 
 Plans share their runs: there is one folder per scale, so figure 1 uses the runs of table 1.
 """
@@ -66,7 +66,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the runs of a plan are, and how they are evaluated.
+    """Size of the runs of a plan, and how they are evaluated.
 
     Attributes:
         infix: What recipe names have between the setting and the method.

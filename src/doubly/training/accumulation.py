@@ -39,7 +39,7 @@ def accumulate_gradient(
         model: The network, in training mode.
         batch: The batch of this process.
         state: The method's state before the batch.
-        step: Where training stands.
+        step: The training step.
         microbatch: Most images at a time; None takes all at once.
         context: What objectives are computed in, such as autocast.
         backward: Differentiates a loss; called outside of `context`.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from doubly.callbacks import Callback
-from doubly.config.optimizers import Factory, InMemoryOptimizer, OptimizerConfig
+from doubly.config.optimizers import Factory, OptimizerConfig, as_optimizer_config
 from doubly.config.run import Run
 from doubly.config.user_code import InMemoryData, InMemoryModel
 from doubly.data import Augmentation, Balanced, Data, Imbalance, Splits, Unchanged
@@ -22,7 +22,7 @@ DEFAULT_HOLDOUT = 0.1  # share of the data that is held out if there are no test
 
 
 class Trained(NamedTuple):
-    """What `train` returns.
+    """The outcome of `train`.
 
     Attributes:
         model: The network that was handed in, or its average if the run kept an EMA.
@@ -62,7 +62,8 @@ def train(
         holdout: Share of the data that is held out, which may choose the best epoch.
         augment: Random changes of each batch.
         imbalance: Which training images are kept.
-        optimizer: `SGD(…)`, `AdamW(…)`, or a function from a list of parameters to a torch optimizer.
+        optimizer: `SGD(…)`, `Adam(…)` or `AdamW(…)` of `doubly.config`, or a function from a list of parameters to a
+            torch optimizer, such as `torch.optim.RMSprop`. By default `SGD()`.
         callbacks: Listeners, such as `TensorBoard(folder)`.
         **settings: Further fields of `Run`: epochs, batch_size, seed, validation, ema_decay, device, …
 
@@ -73,6 +74,8 @@ def train(
         UsageError: If something does not fit; the message says what to do.
         NonFiniteError: If a loss, gradient or weight is NaN or infinite.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the first argument is the network, an nn.Module, got {type(model).__name__}: build it first")
     if not isinstance(method, Method):
         raise UsageError(f"the third argument is the method, such as AT(), got {method!r:.60}: see doubly list methods")
     names = [f.name for f in fields(Run)]
@@ -83,7 +86,7 @@ def train(
     if test is None and share == 0:
         raise UsageError("nothing is left to measure on: pass test=…, or hold out a share of the data")
     if optimizer is not None:
-        settings["optimizer"] = optimizer if isinstance(optimizer, OptimizerConfig) else InMemoryOptimizer(optimizer)
+        settings["optimizer"] = as_optimizer_config(optimizer)
     run = Run(
         Data(InMemoryData(), imbalance or Balanced(), share, augment=augment or Unchanged()),
         InMemoryModel(),

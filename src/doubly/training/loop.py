@@ -23,7 +23,7 @@ from doubly.types import Batch
 
 
 class TrainResult(NamedTuple):
-    """What training returns: the network (averaged if the run keeps an EMA), and the metrics of the epochs trained."""
+    """The trained network (averaged if the run keeps an EMA), and the metrics of the epochs that were trained."""
 
     model: nn.Module
     rows: list[dict[str, Any]]
@@ -48,12 +48,12 @@ def train_run(
         splits: Images handed in from Python; read as the configuration says if None.
         resume: Whether a run in `output` is continued.
         callbacks: Listeners, called on the first process.
-        stop: Asked after each step whether to save and stop.
+        stop: Called after each step; True means to save and stop.
 
     Raises:
         UsageError: If something does not fit; the message says what to do.
         NonFiniteError: If a loss, gradient or weight is NaN or infinite.
-        Interrupted: If `stop` asked for it; the state is saved.
+        Interrupted: If `stop` returned True; the state is saved.
     """
     with join_processes() as communicator, ExitStack() as stack:
         callback = CallbackList(callbacks if communicator.is_first else ())
@@ -64,7 +64,7 @@ def train_run(
             while state.epoch < run.epochs:
                 train_epoch(state, writer, callback, stop)
                 rows.append(finish_epoch(state, writer, callback))
-        communicator.barrier()  # nobody continues before the last checkpoint is complete
+        communicator.barrier()  # no process continues before the last checkpoint is complete
         return TrainResult(state.evaluated_model, rows)
 
 
@@ -85,12 +85,12 @@ def train_epoch(state: TrainState, writer: RunWriter, callback: Callback, stop: 
             raise Interrupted(f"stopped at epoch {state.epoch}, step {state.step}")
 
 
-def train_step(state: TrainState, batch: Batch, wishes: Callable[[], tuple[bool, bool]]) -> list[bool]:
-    """Take one optimizer step; return for each wish whether any process has it."""
+def train_step(state: TrainState, batch: Batch, read_flags: Callable[[], tuple[bool, bool]]) -> list[bool]:
+    """Take one optimizer step; return for each flag whether any process has set it."""
     run, step = state.run, state.train_step(len(batch.y))
     run.optimizer.set_learning_rate(state.optimizer, step.progress)
     with counted_passes(state.model, len(batch.y)) if state.step == 0 else nullcontext() as passes:
-        state.model.zero_grad()  # also of parameters that somebody's optimizer leaves out
+        state.model.zero_grad()  # also of parameters that an optimizer of the user leaves out
         objective = accumulate_gradient(
             state.warmed_up_method(step.progress),
             state.model,
@@ -101,9 +101,9 @@ def train_step(state: TrainState, batch: Batch, wishes: Callable[[], tuple[bool,
             context=state.compute_context,
             backward=state.precision.backward,
         )
-    agreed = state.communicator.average_gradients(state.model.parameters(), state.local_statistics, wishes())
+    flags = state.communicator.average_gradients(state.model.parameters(), state.local_statistics, read_flags())
     state.apply(objective, batch, passes)  # checks are only in here: a process that left earlier would block the others
-    return agreed
+    return flags
 
 
 def finish_epoch(state: TrainState, writer: RunWriter, callback: Callback) -> dict[str, Any]:

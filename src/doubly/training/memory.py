@@ -1,4 +1,4 @@
-"""How much memory training takes: of the device where it is CUDA, of the process where it is not."""
+"""Peak memory of training: of the GPU on CUDA, of the process elsewhere."""
 
 import sys
 from contextlib import suppress

@@ -88,10 +88,10 @@ class EpochMetrics:
 
 def _gather_steps(name: str, values: list[Tensor], communicator: Communicator) -> Tensor:
     """Return the values of all processes, step by step as one process would have them; sums for the steps' numbers."""
-    own, world_size = torch.cat(values), communicator.world_size
+    local, world_size = torch.cat(values), communicator.world_size
     if world_size == 1 or name.startswith("count/"):
-        return own
-    by_rank = communicator.all_gather(own).view(world_size, *own.shape)
+        return local
+    by_rank = communicator.all_gather(local).view(world_size, *local.shape)
     if name == "steps":
         return by_rank.sum(0)
     return torch.cat([step.flatten(0, 1) for step in torch.split(by_rank, [len(v) for v in values], dim=1)])

@@ -1,4 +1,4 @@
-"""How much network a training step takes: forward and backward passes of one batch, counted where they happen."""
+"""The cost of a training step: forward and backward passes of one batch, counted where they happen."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,24 +58,24 @@ def step_passes(method: Method, model: nn.Module, images: Images, batch_size: in
 
 @cache
 def predicted_passes(method: Method, channels: int, classes: int) -> Passes:
-    """Count the passes of a step on a tiny network, since they do not depend on the network; at most, for FAT."""
+    """Count the passes of a step on a tiny network, since they do not depend on the network; for FAT an upper bound."""
     images = random_images(16, (channels, 8, 8), classes)
     with global_generators(0):
         return step_passes(method.costliest(), tiny_network(channels, classes), images, len(images))
 
 
 def is_listed(method: Method) -> bool:
-    """Return whether a method, and the one it wraps, is one of METHODS and not somebody's own."""
+    """Return whether a method, and the one it wraps, is listed in METHODS."""
     return all(type(part) in METHODS.values() for part in (method, method.wrapped or method))
 
 
 def describe_prediction(method: Method, images: Images) -> dict[str, dict[str, float]]:
-    """Return the predicted passes for environment.json; nothing for somebody's own method, which is left alone."""
+    """Return the predicted passes for environment.json; nothing for a method of the user, which is not called here."""
     if not is_listed(method):
         return {}
     try:
         passes = predicted_passes(method, images.x.shape[1], len(images.classes))
-    except Exception:  # from somebody's own attack, and no reason not to train
+    except Exception:  # from an attack of the user, and no reason not to train
         return {}
     return {"predicted": {"passes_forward": passes.forward, "passes_backward": passes.backward}}
 

@@ -2,8 +2,8 @@
 
 A block is what lies inside the network's containers (nn.Sequential, nn.ModuleList) and has parts of its own: the
 residual blocks of our networks and of torchvision's, or a Sequential of plain layers. Attacks recompute too: their
-passes hold as much memory as those that train. It applies inside a `with` only, so that state dicts, copies, and
-whoever evaluates the network never see it.
+passes hold as much memory as those that train. It applies inside a `with` only, so that it never
+affects state dicts, copies and evaluations.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,10 +55,10 @@ def recomputed_activations(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for block, own_forward in blocks:
+        for block, replaced_forward in blocks:
             del block.forward
-            if own_forward is not None:  # somebody had replaced it
-                block.forward = own_forward
+            if replaced_forward is not None:  # the user had replaced it
+                block.forward = replaced_forward
 
 
 def _recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ class _Original(nn.Module):
 
 
 class _Snapshot:
-    """What the first pass of a block depends on and somebody may change before the recomputation.
+    """State that the first pass of a block depends on, and that may change before the recomputation.
 
     Parameters: AWP substitutes others for the time of a pass. Buffers: after the pass, running statistics already
     contain this batch, so a recomputation gets copies. Modes: an attack or a clean pass may have changed them.

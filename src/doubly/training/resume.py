@@ -34,8 +34,8 @@ def lock_run_dir(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, commu
     """
     restarted = was_restarted(communicator)
     on_rank_zero(communicator, lambda: _lock(stack, run, rundir, resume, restarted))
-    seen = "there" if (rundir.path / ".lock").exists() else "missing"
-    communicator.require_equal("files", seen, SHARED_FOLDER)
+    lock_file = "exists" if (rundir.path / ".lock").exists() else "missing"
+    communicator.require_equal("files", lock_file, SHARED_FOLDER)
 
 
 def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: bool) -> None:
@@ -54,9 +54,9 @@ def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: b
             )
     else:
         # Files that begin with a dot are ours, of a run that died at once.
-        others = [path.name for path in rundir.path.iterdir() if not path.name.startswith(".")]
-        if others:
-            raise UsageError(f"{rundir.path} is not empty ({others[0]}): choose another --output")
+        foreign = [path.name for path in rundir.path.iterdir() if not path.name.startswith(".")]
+        if foreign:
+            raise UsageError(f"{rundir.path} is not empty ({foreign[0]}): choose another --output")
     if job_id():
         job_file.write_text(job_id())
 

@@ -1,4 +1,4 @@
-"""From a Run to a state that can be trained: data, network, device, optimizer."""
+"""Set up a run: data, network, device and optimizer, and everything that must be checked before training."""
 
 import re
 import time
@@ -20,8 +20,8 @@ from doubly.config.run import Run
 from doubly.data import Images, Splits
 from doubly.data.holdout import stratified_subset
 from doubly.data.loader import batches, steps_per_epoch
-from doubly.data.splits import load_splits, train_split
-from doubly.distributed import Communicator, on_rank_zero
+from doubly.data.splits import load_splits_once, train_split
+from doubly.distributed import Communicator
 from doubly.errors import NonFiniteError, UsageError
 from doubly.evaluation.memory import run_if_fits
 from doubly.models.batch_norm import global_batch_norm
@@ -160,10 +160,8 @@ def describe_settings(run: Run) -> str:
 
 
 def load_run_splits(run: Run, communicator: Communicator, callback: Callback) -> Splits:
-    """Read the images of a run; the first process goes ahead, so that files are fetched and unpacked once."""
-    if communicator.world_size > 1:
-        on_rank_zero(communicator, lambda: load_splits(run.data), patient=True)
-    splits = load_splits(run.data)
+    """Read the images of a run, and pass a note about them to the callback."""
+    splits = load_splits_once(run.data, communicator)
     if splits.note:
         callback.on_message(splits.note)
     return splits
@@ -196,7 +194,10 @@ def check_model(model: nn.Module, images: Images) -> None:
             logits = model(x)
     except (RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason:.160})") from None
+        raise UsageError(
+            f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason:.160}): build it for images of this "
+            "size and number of channels"
+        ) from None
     check_scores(logits, y)
     if logits.shape[1] != len(images.classes):
         raise UsageError(

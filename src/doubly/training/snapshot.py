@@ -1,4 +1,4 @@
-"""What a checkpoint holds, so that a run resumes to the same bits."""
+"""The contents of a checkpoint of training, from which a run resumes to the same bits."""
 
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,8 @@ def _restore(state: TrainState, checkpoint: Checkpoint, path: Path) -> None:
             fill_model(network, tensors.get(group, {}), path)
     groups: dict[str, State] = {"method": {}, "metrics": {}, "optimizer": {}}
     for name, value in tensors["state"].items():
-        group, _, rest = name.partition("/")
-        groups.setdefault(group, {})[rest] = value.to(state.device)
+        group, _, key = name.partition("/")
+        groups.setdefault(group, {})[key] = value.to(state.device)
     state.method_state, state.metrics = groups["method"], EpochMetrics(groups["metrics"])
     state.class_probabilities = tensors["state"].get("class_probabilities")
     optimizer = state.optimizer.state_dict()

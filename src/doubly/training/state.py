@@ -30,7 +30,7 @@ MIN_WARM_UP = 0.01  # of epsilon: an attack of radius 0 is none
 
 @dataclass(frozen=True)
 class TrainData:
-    """What training works on.
+    """The images of a run.
 
     Attributes:
         train: Training images.
@@ -80,7 +80,7 @@ class TrainState:
         return (self.epoch + step / self.steps_per_epoch) / self.run.epochs
 
     def train_step(self, count: int) -> TrainStep:
-        """Return where training stands, for a batch of `count` images of this process."""
+        """Return the current training step, for a batch of `count` images of this process."""
         return TrainStep(
             self.epoch,
             self.step,
@@ -119,7 +119,7 @@ class TrainState:
             "seconds": self.seconds,
             "peak_memory": peak_memory(self.device),
         }
-        return row | ({"r": float(self.method_state["r"])} if "r" in self.method_state else {})
+        return row | self.run.method.recorded_state(self.method_state)
 
     def start_next_epoch(self) -> None:
         """Advance to the first step of the next epoch."""
@@ -138,7 +138,7 @@ class TrainState:
         if self.communicator.world_size == 1:
             return []
         layers = list(self.model.modules())
-        if self.run.batch_norm == "global":  # layers of somebody's own class could not be made global
+        if self.run.batch_norm == "global":  # layers of other classes could not be made global
             layers = [layer for layer in layers if isinstance(layer, _BatchNorm) and type(layer) is not GlobalBatchNorm]
         buffers = (buffer for layer in layers for buffer in layer.buffers(recurse=False))
         return [buffer for buffer in buffers if buffer.is_floating_point()]
@@ -184,8 +184,8 @@ class TrainState:
         with torch.no_grad():
             for mean, value in zip(self.ema.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(value, 1 - decay)
-            for kept, buffer in zip(self.ema.buffers(), self.model.buffers(), strict=True):
-                kept.copy_(buffer)
+            for averaged, buffer in zip(self.ema.buffers(), self.model.buffers(), strict=True):
+                averaged.copy_(buffer)
 
     @cached_property
     def data_fingerprint(self) -> str:

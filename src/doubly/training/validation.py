@@ -60,7 +60,7 @@ def validate(state: TrainState) -> dict[str, Any]:
 
 
 def _commonest_class(result: EvalResult) -> dict[str, Any]:
-    """Return the class that clean images are most often taken for: its share of predictions and of labels."""
+    """Return the class that is predicted most often for clean images: its share of predictions and of labels."""
     counts = np.array(result.confusion("clean"))  # a row per label
     index = int(counts.sum(0).argmax())
     share, true_share = counts.sum(0)[index] / result.n, counts.sum(1)[index] / result.n

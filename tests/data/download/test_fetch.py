@@ -54,13 +54,13 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self):
-        server, asked = self.server, self.headers.get("Range")
+        server, requested = self.server, self.headers.get("Range")
         body = server.files.get(self.path.rpartition("/")[2])
-        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and server.ranges else 0
+        begin = int(requested.removeprefix("bytes=").removesuffix("-")) if requested and server.ranges else 0
         status = server.status or (404 if body is None else 200 if not begin else 206 if begin < len(body) else 416)
         rest = body[begin:] if status in (200, 206) else b"no"
         sent = rest[: server.cuts.pop(0)] if server.cuts else rest
-        server.requests.append(Request(self.path, asked, len(sent) if status in (200, 206) else 0))
+        server.requests.append(Request(self.path, requested, len(sent) if status in (200, 206) else 0))
         self.send_response(status)
         headers = {"Content-Length": str(len(rest))} if server.length else {}
         for name, value in (headers | server.headers).items():
@@ -94,9 +94,9 @@ def root(tmp_path):
 
 @pytest.fixture
 def closed(monkeypatch):
-    """The address of a port at which nobody listens."""
+    """The address of a port at which no server listens."""
     monkeypatch.setenv("NO_PROXY", "*")
-    with socket.socket() as bound:  # bound, not listening: connections are refused, and nobody else gets the port
+    with socket.socket() as bound:  # bound, not listening: connections are refused, and no other process gets the port
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 

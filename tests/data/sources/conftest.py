@@ -29,7 +29,7 @@ def save():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The cache on disk, away from that of whoever runs the tests."""
+    """The cache on disk, not the one of the user who runs the tests."""
     monkeypatch.setenv("DOUBLY_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

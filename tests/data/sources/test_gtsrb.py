@@ -1,19 +1,15 @@
 """Traffic signs: both layouts, tables that are damaged, and the tracks of a sign."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import dataset_writers as write
 from doubly.data import GTSRB
 from doubly.data.holdout import holdout
 from doubly.errors import UsageError
 
-write = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "originals.py")))
 sign = write.sign
 
 # Two frames of each sign, and a second track of the first two classes.

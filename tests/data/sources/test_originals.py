@@ -1,22 +1,20 @@
 """Datasets in their original formats: files written here come back, and files that are missing or damaged are named."""
 
 import gzip
-import runpy
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy.io import savemat
 
+import dataset_writers as write
 from doubly.data import CIFAR10, CIFAR100, MNIST, STL10, SVHN, FashionMNIST
 from doubly.data.download.dataset_files import data_folder, md5
 from doubly.data.download.published import PUBLISHED
 from doubly.errors import UsageError
 
-write = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "originals.py")))
 part = write.part
 zipped = partial(gzip.compress, mtime=0)
 

@@ -216,6 +216,7 @@ def test_an_interrupted_build_leaves_nothing_that_looks_complete(root, monkeypat
         patch.setattr(shards.shutil, "rmtree", lambda *arguments, **options: None)  # killed: no time to clean up
         on_disk(root)
     (leftover,) = (cache / "shards").iterdir()
+    assert list(leftover.glob("*.bin"))
     (leftover / "00009.bin").write_bytes(bytes(BYTES))  # from a longer set
     assert on_disk(root).sha256() == in_memory(root).sha256()
     assert not leftover.exists()
@@ -297,7 +298,7 @@ def test_a_disk_that_fills_up_is_one_sentence(root, monkeypatch, cache):
     assert list((cache / "shards").iterdir()) == []
 
 
-def test_shards_that_nobody_uses_are_removed(root, cache):
+def test_shards_that_are_not_used_for_long_are_removed(root, cache):
     def names():
         return {path.name for path in (cache / "shards").iterdir()}
 

@@ -33,7 +33,7 @@ class Ball:
             raise ValueError(f"radius={self.radius} is not allowed: radius > 0")
 
     def project(self, delta: Tensor) -> Tensor:
-        """Return the nearest point of the set, (B, ...).
+        """Return the nearest point of the set, (B, ...); see `Constraint.project`.
 
         Where only the ball or only the box binds, that is the projection onto that set; where both do, it is
         clip(delta / factor) with the factor that gives the right norm, found by bisection.
@@ -57,7 +57,7 @@ class Ball:
         return torch.where(per_row(both, delta), self.box.project(delta / per_row(high, delta)), nearest)
 
     def at(self, fraction: Tensor) -> Tensor:
-        """Return a point of the set from uniform draws in [0, 1], (B, ...).
+        """Return a point of the set from uniform draws in [0, 1], (B, ...); see `Constraint.at`.
 
         The draws give the direction from the center; the first of them gives the distance as a share of the radius.
         """

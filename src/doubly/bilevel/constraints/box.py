@@ -41,7 +41,7 @@ class Box:
                 object.__setattr__(self, name, torch.tensor(float(getattr(self, name)), dtype=torch.float64))
 
     def project(self, delta: Tensor) -> Tensor:
-        """Return the nearest point of the box, (B, ...)."""
+        """Return the nearest point of the box, (B, ...); see `Constraint.project`."""
         return torch.clamp(delta, self.lower, self.upper)
 
     def at(self, fraction: Tensor) -> Tensor:
@@ -53,6 +53,9 @@ class Box:
 
         Args:
             generator: A generator of the CPU, so that the draws are the same on every device.
+
+        Returns:
+            The point, on the device of `lower`.
         """
         return self.at(torch.rand(self.lower.shape, generator=generator).to(self.lower))
 

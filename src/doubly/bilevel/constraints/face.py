@@ -1,4 +1,4 @@
-"""Where a constrained minimizer can move: along the tangent space of the face of its set on which it lies.
+"""Faces of constraint sets: a constrained minimizer can move only along the tangent space of the face it lies on.
 
 Eq. 9 of the paper holds for a minimizer in the interior of its set. Where a constraint is active, delta*(theta) moves
 along the face only, and the face of a ball is curved. The linear system is then P (H + multiplier) P v = P b, where P

@@ -1,4 +1,4 @@
-"""What every constraint of the inner problem has to offer."""
+"""The protocol of a constraint of the inner problem."""
 
 from typing import Protocol, runtime_checkable
 

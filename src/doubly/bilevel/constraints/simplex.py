@@ -29,7 +29,10 @@ class Simplex:
             raise ValueError(f"total={self.total} is not allowed: total > 0")
 
     def project(self, delta: Tensor) -> Tensor:
-        """Return the nearest point of the simplex, (B, ...): max(delta - shift, 0), with the shift found by sorting."""
+        """Return the nearest point of the simplex, (B, ...); see `Constraint.project`.
+
+        It is max(delta - shift, 0), with a shift that follows from the sorted coordinates.
+        """
         # Shifting a row does not change its projection, and keeps the total from drowning in large numbers.
         rows = flat(delta) - flat(delta).amax(1, keepdim=True)
         ordered = rows.sort(dim=1, descending=True).values
@@ -39,7 +42,7 @@ class Simplex:
         return (rows - shifts.gather(1, (positive_count - 1).clamp_min(0))).clamp_min(0).view_as(delta)
 
     def at(self, fraction: Tensor) -> Tensor:
-        """Return a uniformly distributed point of the simplex from uniform draws in [0, 1], (B, ...)."""
+        """Return a uniformly distributed point of the simplex from uniform draws; see `Constraint.at`."""
         limits = torch.finfo(fraction.dtype)
         spacings = -fraction.clamp(limits.tiny, 1 - limits.eps).log()
         return self.total * spacings / per_row(flat(spacings).sum(1), spacings)

@@ -12,13 +12,13 @@ class WholeSpace:
     """No constraint: every delta is allowed."""
 
     def project(self, delta: Tensor) -> Tensor:
-        """Return `delta` itself."""
+        """Return `delta` itself; see `Constraint.project`."""
         return delta
 
     def at(self, fraction: Tensor) -> Tensor:
-        """Map draws in [0, 1] to [-1, 1]; the whole space has no uniform distribution."""
+        """Return draws in [0, 1] as points in [-1, 1]; see `Constraint.at`. The space has no uniform distribution."""
         return 2 * fraction - 1
 
     def face(self, delta: Tensor, slope: Tensor) -> Face:
-        """Return the whole space: nothing holds delta."""
+        """Return the whole space, in which delta can move freely; see `Constraint.face`."""
         return Face()

@@ -106,13 +106,13 @@ def md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def read_file(path: Path, read: Callable[[Path], Any], what: str) -> Any:
+def read_file(path: Path, read: Callable[[Path], Any], content: str) -> Any:
     """Return `read(path)`, and turn whatever a broken file makes it raise into one sentence.
 
     Args:
         path: The file.
         read: Reads it.
-        what: What the file should be, for the error message.
+        content: What the file should hold, for the error message.
 
     Raises:
         UsageError: The file cannot be read.
@@ -125,15 +125,15 @@ def read_file(path: Path, read: Callable[[Path], Any], what: str) -> Any:
     except OSError as problem:
         if is_disk_full(problem) or problem.errno == errno.EACCES:
             raise
-        raise _unreadable(path, what, problem) from None
+        raise _unreadable(path, content, problem) from None
     except Exception as problem:
-        raise _unreadable(path, what, problem) from None
+        raise _unreadable(path, content, problem) from None
 
 
-def _unreadable(path: Path, what: str, problem: BaseException) -> UsageError:
+def _unreadable(path: Path, content: str, problem: BaseException) -> UsageError:
     reason = (str(problem).splitlines() or [type(problem).__name__])[0]
     return UsageError(
-        f"{path} cannot be read as {what} ({reason:.120}): it is truncated or another file; replace it with the "
+        f"{path} cannot be read as {content} ({reason:.120}): it is truncated or another file; replace it with the "
         "original"
     )
 

@@ -21,7 +21,7 @@ BLOCK = 2**18  # bytes
 
 
 class Listener(NamedTuple):
-    """Functions that are told how a download proceeds."""
+    """Functions that are called as a download proceeds."""
 
     message: Callable[[str], None] = lambda line: None
     progress: Callable[[str, int, int | None], None] = lambda name, done, total: None  # name of the file, bytes
@@ -44,7 +44,7 @@ def fetch(
         root: Folder for datasets.
         offline: Use no network: unpack what is there, or say which files are missing.
         mirror: Address of a folder with the same files, instead of the published one.
-        listener: Is told how it proceeds.
+        listener: Called as the download proceeds.
 
     Raises:
         UsageError: A file cannot be downloaded, has another checksum, or the disk is full.

@@ -28,7 +28,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class CIFAR10(DataSource):
-    """60,000 photographs of 10 things; 5,000 training and 1,000 test images of each."""
+    """60,000 color photographs, 32x32, of 10 classes; 5,000 training and 1,000 test images of each."""
 
     batches: int = CIFAR10_BATCHES
     """how many of the five training batches of 10,000 images are read, from the first on"""
@@ -60,13 +60,16 @@ class CIFAR10(DataSource):
         return files.splits(_join(parts, classes), _join([test], classes))
 
     def _file(self, files: DatasetFiles, name: str, number: int) -> Path:
-        fewer = f"read only the first {number - 1} with --data.source.batches {number - 1}"
+        count = number - 1
+        fewer = (
+            f"read only the first {count}: --data.source.batches {count} of doubly train, else --set batches={count}"
+        )
         return files.file(name, remedy=fewer) if number > 1 else files.file(name)
 
 
 @dataclass(frozen=True)
 class CIFAR100(DataSource):
-    """60,000 photographs of 100 things; 500 training and 100 test images of each."""
+    """60,000 color photographs, 32x32, of 100 classes; 500 training and 100 test images of each."""
 
     def load(self, root: Path | None = None) -> Splits:
         files = DatasetFiles("cifar100", root, "cifar-100-python", "cifar-100-binary")

@@ -29,19 +29,19 @@ class _Files(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageFolder(DataSource):
-    """ROOT/train/CLASS/*.png and ROOT/test/CLASS/*.png; or ROOT/CLASS/*.png, of which a part becomes the test set."""
+    """Images in `ROOT/train/CLASS` and `ROOT/test/CLASS`; or in `ROOT/CLASS`, a part of which becomes the test set."""
 
     path: str = "."
     """folder, inside the data root"""
     size: int | None = None
-    """make every image so many pixels wide and high; none leaves them as they are, which must be of one size"""
+    """width and height in pixels that every image is resized to; none: all images have one size already, and keep it"""
     fit: Fit = "crop"
     """how an image becomes square: crop cuts from its middle, stretch changes its proportions"""
     test_share: float = 0.2
     """part of each class that is the test set where there is no folder `test` or `val`; always the same images"""
     memory: float | None = None
-    """GiB that the images may take in memory; more are decoded once into files on disk and read from there; none is
-    half of the machine's free memory"""
+    """GiB that the images may take in memory; none: half of the free memory.
+    If they need more, they are decoded once into files on disk, from which batches are read"""
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:

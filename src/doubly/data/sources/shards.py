@@ -16,7 +16,7 @@ from doubly.data.mapped_pixels import MappedPixels
 from doubly.errors import UsageError
 
 MAX_SHARD_BYTES = 2**28
-MAX_UNUSED_DAYS = 30  # shards that nobody opened for longer are removed when others are written
+MAX_UNUSED_DAYS = 30  # shards that were not opened for longer are removed when others are written
 
 
 def open_shards(folder: Path, chunks: Iterable[NDArray[np.uint8]], count: int) -> MappedPixels:
@@ -36,7 +36,7 @@ def open_shards(folder: Path, chunks: Iterable[NDArray[np.uint8]], count: int) -
     if not folder.is_dir():
         _remove_unused(folder.parent)
         _write(folder, chunks)
-    with suppress(OSError):  # a read-only cache is cleared by whoever can write to it
+    with suppress(OSError):  # a read-only cache cannot be marked as used
         folder.touch()
     try:
         shape = tuple(int(word) for word in (folder / "shape").read_text("ascii").split())
@@ -56,7 +56,7 @@ def cache_key(parts: Iterable[object]) -> str:
 
 
 def _remove_unused(cache: Path) -> None:
-    """Remove shards that nobody opened for a long time; whoever needs them writes them again."""
+    """Remove shards that were not opened for a long time; they are written again when needed."""
     for shape in cache.glob("*/shape"):
         if time.time() - shape.parent.stat().st_mtime > MAX_UNUSED_DAYS * 86400:
             shutil.rmtree(shape.parent, ignore_errors=True)
@@ -88,14 +88,14 @@ def _write(folder: Path, chunks: Iterable[NDArray[np.uint8]]) -> None:
 
 
 def _write_shards(folder: Path, chunks: Iterable[NDArray[np.uint8]]) -> None:
-    rest: NDArray[np.uint8] | None = None
+    pending: NDArray[np.uint8] | None = None
     number = 0
     for chunk in chunks:
-        rest = chunk if rest is None else np.concatenate([rest, chunk])
-        size = max(1, MAX_SHARD_BYTES // rest[0].size)
-        while len(rest) >= size:
-            rest[:size].tofile(folder / f"{number:05d}.bin")
-            rest, number = rest[size:], number + 1
+        pending = chunk if pending is None else np.concatenate([pending, chunk])
+        size = max(1, MAX_SHARD_BYTES // pending[0].size)
+        while len(pending) >= size:
+            pending[:size].tofile(folder / f"{number:05d}.bin")
+            pending, number = pending[size:], number + 1
         (folder / "shape").write_text(" ".join(map(str, chunk.shape[1:])), "ascii")
-    if rest is not None and len(rest):
-        rest.tofile(folder / f"{number:05d}.bin")
+    if pending is not None and len(pending):
+        pending.tofile(folder / f"{number:05d}.bin")

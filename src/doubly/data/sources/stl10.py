@@ -15,7 +15,7 @@ PIXELS = 3 * 96 * 96
 
 @dataclass(frozen=True)
 class STL10(DataSource):
-    """13,000 labeled photographs of 10 things, 96x96; 500 training and 800 test images of each."""
+    """13,000 labeled color photographs, 96x96, of 10 classes; 500 training and 800 test images of each."""
 
     def load(self, root: Path | None = None) -> Splits:
         files = DatasetFiles("stl10", root, "stl10_binary")

@@ -43,7 +43,7 @@ class Network(NamedTuple):
 
 
 class AttackedRows(NamedTuple):
-    """What one attack found in a chunk.
+    """Result of one attack on the images of a chunk.
 
     Attributes:
         record: Its part of the chunk's state, as the file keeps it.
@@ -63,7 +63,7 @@ class Driver:
         images: All images.
         attack: AutoAttack.
         files: Where the states of the chunks are kept.
-        progress: Told about every attack.
+        progress: Notified of every attack.
         chunk_size: Images per chunk.
         shard: (k, n): the chunks k, k + n, k + 2n, …
         max_examples: How many attacked images to keep.

@@ -1,4 +1,4 @@
-"""How long AutoAttack will still take. Work is counted in forward passes of one image; a gradient counts as three."""
+"""The remaining time of AutoAttack. Work is counted in forward passes of one image; a gradient counts as three."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ class Progress:
         self.last_report = remaining.clock()
 
     def count_pass(self, rows: int, graph: bool) -> None:
-        """Note a pass of the network; about once a second the callback is told the remaining time."""
+        """Note a pass of the network; about once a second the callback receives the remaining time."""
         self.remaining.count_pass(rows, graph)
         if self.remaining.clock() - self.last_report > 1:
             self.last_report = self.remaining.clock()
@@ -103,6 +103,6 @@ class Progress:
         self.remaining.start_chunk(images, robust, parts)
 
     def end_attack(self, chunk: int, chunks: int, part: Part, robust: int) -> None:
-        """Note that an attack has ended, and tell the callback; see `Callback.on_attack`."""
+        """Note that an attack has ended, and notify the callback; see `Callback.on_attack`."""
         self.remaining.end_attack(robust)
         self.callback.on_attack(chunk, chunks, part, robust, self.remaining.seconds())

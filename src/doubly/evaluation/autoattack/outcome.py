@@ -20,7 +20,7 @@ from doubly.evaluation.result import NOT_ATTACKED, EvalResult
 
 @dataclass(frozen=True)
 class Outcome:
-    """What AutoAttack found.
+    """Result of AutoAttack on all images of the finished chunks.
 
     Attributes:
         predictions: Predicted class of each image, (n,): the clean one if no attack has broken it, else the one that
@@ -34,7 +34,7 @@ class Outcome:
         broken: Number of images that some attack has broken.
         chunks_done: Number of finished chunks.
         chunks: Number of chunks.
-        examples: Some of the images that an attack has broken, by their position, if asked for.
+        examples: Some of the images that an attack has broken, by their position, if requested.
     """
 
     predictions: Ints
@@ -56,7 +56,7 @@ class Outcome:
 
 
 class ChunkResults(NamedTuple):
-    """What was found in some chunks.
+    """Results of some chunks.
 
     Attributes:
         states: States of finished chunks, by their number.
@@ -70,10 +70,10 @@ class ChunkResults(NamedTuple):
 def all_gather_results(
     results: ChunkResults, chunk_size: int, images: Tensor, communicator: Communicator
 ) -> ChunkResults:
-    """Return what all processes found in their chunks.
+    """Return the results of all processes.
 
     Args:
-        results: What this process found.
+        results: Results of this process.
         chunk_size: Images per chunk.
         images: Any images of the shape and type of the examples.
         communicator: The processes.
@@ -83,11 +83,11 @@ def all_gather_results(
     states = [json.loads(text) for text in communicator.all_gather_text(json.dumps(results.states))]
     positions = [json.loads(text) for text in communicator.all_gather_text(json.dumps(list(results.examples)))]
     start = sum(map(len, positions[: communicator.rank]))
-    own = torch.stack(list(results.examples.values())) if results.examples else images[:0]
-    gathered = communicator.assemble(own, start, sum(map(len, positions)))
+    examples = torch.stack(list(results.examples.values())) if results.examples else images[:0]
+    gathered = communicator.assemble(examples, start, sum(map(len, positions)))
     # Stable: the order within a chunk stays.
-    examples = sorted(zip(chain(*positions), gathered, strict=True), key=lambda pair: pair[0] // chunk_size)
-    return ChunkResults({int(index): state for part in states for index, state in part.items()}, dict(examples))
+    pairs = sorted(zip(chain(*positions), gathered, strict=True), key=lambda pair: pair[0] // chunk_size)
+    return ChunkResults({int(index): state for part in states for index, state in part.items()}, dict(pairs))
 
 
 def merge_states(states: Mapping[int, ChunkState], y: Ints, chunk_size: int, parts: Sequence[Part]) -> Outcome:

@@ -1,4 +1,4 @@
-"""Preparing a run of AutoAttack: where its state is kept, whether the network is compiled, which chunks are run."""
+"""A run of AutoAttack: choose the folder of its state, a compiled or plain network, and the chunks; then run them."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ RATES = {"cpu": 4e10, "cuda": 2e12}  # operations per second, roughly: not measu
 
 
 class ChosenForward(NamedTuple):
-    """How the attacks call the network, and whether the outcome counts as that of a compiled network."""
+    """The forward function that the attacks call, and whether the outcome counts as that of a compiled network."""
 
     forward: PlainForward | CompiledForward
     compiled: bool
@@ -86,7 +86,7 @@ class AutoAttackRunner:
             model: The network; it is left as it was found.
             images: The images.
             communicator: The processes that share the work.
-            callback: Told about the progress.
+            callback: Called as the evaluation proceeds.
             limit: How many images fit into memory at a time.
 
         Returns:
@@ -112,8 +112,10 @@ class AutoAttackRunner:
             driver = Driver(
                 network, images, self.attack, files, progress, self.chunk_size, self.shard, self.max_examples
             )
-            own = run_together(communicator, driver.run_shard, patient=True)
-            outcome = driver.combine(all_gather_results(own, self.chunk_size, images.pixels(slice(0, 1)), communicator))
+            results = run_together(communicator, driver.run_shard, patient=True)
+            outcome = driver.combine(
+                all_gather_results(results, self.chunk_size, images.pixels(slice(0, 1)), communicator)
+            )
             warnings = [*warnings_about(microbatched, x, y), *outcome.warnings]
         return outcome, self._describe(outcome, classes, chosen.compiled, warnings, files)
 
@@ -195,15 +197,17 @@ class AutoAttackRunner:
         callback: Callback,
     ) -> ChosenForward:
         """Return a compiled network only if all processes have one."""
-        chosen = run_together(communicator, lambda: self._choose_own_forward(model, x, key, images, classes, callback))
+        chosen = run_together(
+            communicator, lambda: self._choose_local_forward(model, x, key, images, classes, callback)
+        )
         if not communicator.all_gather(torch.tensor([int(chosen.compiled)])).all():
             return ChosenForward(PlainForward(model), False)
         return chosen
 
-    def _choose_own_forward(
+    def _choose_local_forward(
         self, model: nn.Module, x: Tensor, key: dict[str, Any], images: int, classes: int, callback: Callback
     ) -> ChosenForward:
-        """Compile the network if that is asked for or worth it; a run that was started is resumed as it was started."""
+        """Compile the network if requested or worthwhile; a run that was started is resumed as it was started."""
         started = self._started_compiled(key)
         if started is not None:
             files = self.files(key, started)

@@ -1,4 +1,4 @@
-"""What AutoAttack has found so far, on disk: a folder with the key of the evaluation and one file for each chunk.
+"""The state of AutoAttack on disk: a folder with the key of the evaluation and one file for each chunk.
 
 A chunk is a fixed range of images. Its file is replaced atomically after each attack, so a killed evaluation resumes
 after the last attack that ended. Processes that share a folder work on different chunks, so never on the same file.

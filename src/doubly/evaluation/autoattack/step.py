@@ -1,4 +1,4 @@
-"""The step of an evaluation that runs AutoAttack, or reuses what an earlier evaluation found."""
+"""The step of an evaluation that runs AutoAttack, or reuses the results of an earlier evaluation."""
 
 from dataclasses import replace
 

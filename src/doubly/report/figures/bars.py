@@ -67,8 +67,8 @@ def per_class_panels(settings: Mapping[str, ByMethod], path: Path) -> bool:
         size = (columns * width, lines * ((2.1 if wrapped else 3.1) + names) + 0.3)
         figure = Figure(figsize=size, layout="constrained")
         shared = None
-        for place, row in enumerate(rows):
-            axes = figure.add_subplot(lines, columns, place + 1, sharey=shared)
+        for index, row in enumerate(rows):
+            axes = figure.add_subplot(lines, columns, index + 1, sharey=shared)
             shared = shared or axes
             _draw(axes, row, methods, max(len(other.classes) for other in rows if other.title == row.title))
             axes.tick_params(axis="x", length=0, rotation=90 if names else 0)
@@ -97,9 +97,9 @@ def _rows(title: str, results: ByMethod) -> list[Row]:
 
 def _draw(axes: Axes, row: Row, methods: list[str], class_count: int) -> None:
     width = 0.84 / len(row.spread)
-    for place, (label, (mean, sd)) in enumerate(row.spread.items()):
+    for position, (label, (mean, sd)) in enumerate(row.spread.items()):
         index = methods.index(label)
-        x = np.arange(len(mean)) + (place - (len(row.spread) - 1) / 2) * width
+        x = np.arange(len(mean)) + (position - (len(row.spread) - 1) / 2) * width
         for bar in axes.bar(x, np.nan_to_num(mean), 0.92 * width, label=label, color=COLORS[index % len(COLORS)]):
             bar.set(hatch=HATCHES[index % len(HATCHES)], edgecolor="white", linewidth=0)
         if sd.any():

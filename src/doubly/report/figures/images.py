@@ -20,7 +20,7 @@ FIELDS = ("clean", "attacked", "labels", "answers_clean", "answers_attacked", "w
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def gallery(run: RunResult, path: Path, which: Literal["easy", "hard"]) -> bool:
+def gallery(run: RunResult, path: Path, kind: Literal["easy", "hard"]) -> bool:
     """Draw the images with the largest or the smallest weights: clean, attacked, label, predictions and weight.
 
     Raises:
@@ -31,8 +31,8 @@ def gallery(run: RunResult, path: Path, which: Literal["easy", "hard"]) -> bool:
     if saved is None:
         return False
     _check(saved, file, len(class_names(run)))
-    candidates = np.flatnonzero(saved["hard"] == (which == "hard"))
-    order = -saved["weights"] if which == "hard" else saved["weights"]
+    candidates = np.flatnonzero(saved["hard"] == (kind == "hard"))
+    order = -saved["weights"] if kind == "hard" else saved["weights"]
     picked = candidates[np.argsort(order[candidates], kind="stable")][:MAX_PAIRS]
     if not len(picked) or saved["clean"].shape[3] not in (1, 3):
         return False
@@ -43,15 +43,15 @@ def gallery(run: RunResult, path: Path, which: Literal["easy", "hard"]) -> bool:
     with style(path):
         size = (max(5.6, columns * (PAIR_WIDTH + 0.1)), rows * (height + 0.6) + 0.6)
         figure = Figure(figsize=size, layout="constrained")
-        for place, (index, pair) in enumerate(zip(picked, pairs, strict=True)):
-            axes = figure.add_subplot(rows, columns, place + 1)
+        for position, (index, pair) in enumerate(zip(picked, pairs, strict=True)):
+            axes = figure.add_subplot(rows, columns, position + 1)
             axes.imshow(pair, interpolation="none")
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
             axes.set_xlabel(_caption(saved, index, class_names(run)), fontsize=8.5)
-        extreme = "largest" if which == "hard" else "smallest"
+        extreme = "largest" if kind == "hard" else "smallest"
         figure.suptitle(
-            f"{shorten(run.method)}, seed {run.seed}: {which} images, {extreme} weights "
+            f"{shorten(run.method)}, seed {run.seed}: {kind} images, {extreme} weights "
             f"at r = {saved['r'].item():g}\nleft clean, right under {attack_of([run])}; the mean weight is 1",
             fontsize=10,
         )

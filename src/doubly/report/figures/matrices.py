@@ -41,11 +41,11 @@ def confusion(results_by_method: ByMethod, path: Path, attack: str = "pgd") -> b
         room = LETTER * max(map(len, names)) * _font_size(names) / 10  # for the names at the left and below
         figsize = (columns * size + room + 1.2, rows * (size + 0.3) + room + 0.5)
         figure = Figure(figsize=figsize, layout="constrained")
-        for place, (label, counts) in enumerate(drawn):
-            axes = figure.add_subplot(rows, columns, place + 1)
+        for index, (label, counts) in enumerate(drawn):
+            axes = figure.add_subplot(rows, columns, index + 1)
             image = _matrix(axes, counts.sum(axis=0))
             axes.set_title(shorten(label, int(0.85 * size / LETTER)), loc="left", fontsize=10)
-            _label_classes(axes, names, left=place % columns == 0, below=place + columns >= len(drawn))
+            _label_classes(axes, names, left=index % columns == 0, below=index + columns >= len(drawn))
         more = f"; {len(drawn)} of {len(matrices)} methods" if len(matrices) > len(drawn) else ""
         figure.supxlabel(f"prediction {_under(results_by_method, attack)}{_seeds(drawn)}{more}", fontsize=10)
         figure.supylabel("true class", fontsize=10)

@@ -66,34 +66,35 @@ def curve(axes: Axes, index: int, label: str, series: Sequence[Mapping[Any, floa
         series: For each seed x -> y.
         steps: Draw a value that stays constant until the next x.
     """
-    places = sorted({place for points in series for place in points})
-    if not places:
+    all_x = sorted({x for points in series for x in points})
+    if not all_x:
         return
-    thinned = np.unique(np.linspace(0, len(places) - 1, min(len(places), MAX_POINTS)).round().astype(int))
-    x = [places[place] for place in thinned]
-    mean, sd = over_seeds([[points.get(place, np.nan) for place in x] for points in series])
+    thinned = np.unique(np.linspace(0, len(all_x) - 1, min(len(all_x), MAX_POINTS)).round().astype(int))
+    drawn_x = [all_x[index] for index in thinned]
+    mean, sd = over_seeds([[points.get(x, np.nan) for x in drawn_x] for points in series])
     color, marker = look(index).values()
     shape: dict[str, Any] = {"linestyle": DASHES[index % len(DASHES)], "linewidth": 1.6, "markersize": 4}
     shape |= {"drawstyle": "steps-post"} if steps else {}
-    axes.plot(x, mean, color=color, label=label, marker=marker if len(x) <= 15 else "", **shape)
+    axes.plot(drawn_x, mean, color=color, label=label, marker=marker if len(drawn_x) <= 15 else "", **shape)
     if sd.any():
-        axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.18, linewidth=0, step="post" if steps else None)
+        shape = {"linewidth": 0, "step": "post" if steps else None}
+        axes.fill_between(drawn_x, mean - sd, mean + sd, color=color, alpha=0.18, **shape)
 
 
-def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
+def logarithmic(axes: Axes, direction: Literal["x", "y"], low: float, high: float) -> None:
     """Make an axis logarithmic with plain numbers at the ticks, since TeX for powers is switched off."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis = axes.xaxis if direction == "x" else axes.yaxis
+    (axes.set_xscale if direction == "x" else axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
 
-def log_if_wide(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
+def log_if_wide(axes: Axes, direction: Literal["x", "y"], values: Sequence[float]) -> None:
     """Make an axis logarithmic if the values span more than a factor of ten."""
     numbers = [value for value in values if not math.isnan(value)]
     if numbers and 0 < 10 * min(numbers) < max(numbers):
-        logarithmic(axes, which, min(numbers), max(numbers))
+        logarithmic(axes, direction, min(numbers), max(numbers))
 
 
 def finish(

@@ -101,28 +101,28 @@ def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def _label_points(
     figure: Figure, axes: Axes, points: Mapping[str, Point], crosses: Sequence[tuple[Point, Point]]
 ) -> None:
-    """Write each name beside its mark, at the nearest place that no mark, cross or other name takes."""
+    """Write each name beside its mark, at the nearest position that no mark, cross or other name occupies."""
     figure.draw_without_rendering()  # computes the layout
     scale = figure.dpi / 72  # pixels in a point
-    places = {label: axes.transData.transform(point) for label, point in points.items()}
-    taken = [_box(place, 9 * scale, 9 * scale) for place in places.values()]
+    positions = {label: axes.transData.transform(point) for label, point in points.items()}
+    occupied = [_box(position, 9 * scale, 9 * scale) for position in positions.values()]
     for (x, y), (x_sd, y_sd) in crosses:
         for ends in ([(x - x_sd, y), (x + x_sd, y)], [(x, y - y_sd), (x, y + y_sd)]):
-            taken.append(Bbox(axes.transData.transform(ends)).padded(scale))
+            occupied.append(Bbox(axes.transData.transform(ends)).padded(scale))
     frame = axes.get_window_extent()
-    for label, place in sorted(places.items(), key=lambda item: -item[1][1]):
+    for label, position in sorted(positions.items(), key=lambda item: -item[1][1]):
         width, height = _size(figure, label)
         candidates = [
-            (distance, offset, _box(place + offset, width, height))
+            (distance, offset, _box(position + offset, width, height))
             for distance in DISTANCES
             for angle in range(0, 360, 30)
             for offset in [_offset(angle, distance * scale, width, height)]
         ]
         distance, offset, box = min(
             candidates,
-            key=lambda candidate: (_overlap(candidate[2], taken) + _outside(candidate[2], frame), candidate[0]),
+            key=lambda candidate: (_overlap(candidate[2], occupied) + _outside(candidate[2], frame), candidate[0]),
         )
-        taken.append(box)
+        occupied.append(box)
         text = axes.annotate(
             label,
             points[label],
@@ -153,8 +153,8 @@ def _box(middle: Floats, width: float, height: float) -> Bbox:
     return Bbox.from_bounds(middle[0] - width / 2, middle[1] - height / 2, width, height)
 
 
-def _overlap(box: Bbox, taken: Sequence[Bbox]) -> float:
-    shared = [Bbox.intersection(box, other) for other in taken]
+def _overlap(box: Bbox, occupied: Sequence[Bbox]) -> float:
+    shared = [Bbox.intersection(box, other) for other in occupied]
     return sum(part.width * part.height for part in shared if part is not None)
 
 

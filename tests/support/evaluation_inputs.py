@@ -1,4 +1,4 @@
-"""Networks, weights and images of somebody, for the tests of evaluate and compare, and how these call `doubly`."""
+"""Networks, weights and images as a user brings them, for the tests of evaluate and compare, and their commands."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from doubly.rundir import read_json, sha256
 
-NETS = "networks_of_somebody"
+NETS = "user_networks"
 NETWORKS = """
 import torch
 from torch import nn
@@ -75,7 +75,7 @@ def wide():
 def key_error():
     return nn.Sequential(linear(), Called(lambda x: {}["logits"]))
 
-def own_weights_do_not_fit():
+def weights_do_not_fit():
     linear().load_state_dict({})
 
 def of_a_path(path):
@@ -147,7 +147,7 @@ def nearest_mean(x, y, sharpness=4.0):
     return {"1.weight": sharpness * means, "1.bias": doubt - sharpness * means.square().sum(1) / 2}
 
 
-def write_workshop(folder):
+def write_inputs(folder):
     """Write networks, weights and images into a folder."""
     (folder / f"{NETS}.py").write_text(NETWORKS)
     x, y, x_test, y_test = split()

@@ -1,4 +1,4 @@
-"""A bilevel problem with a known solution, which the tests of `minimize` share; they load this file with runpy."""
+"""A bilevel problem with a known solution, which the tests of `minimize` share."""
 
 from functools import partial
 
@@ -48,7 +48,7 @@ def logarithm(u):
 
 
 def alike(one, other, tolerance=0.0):
-    """Whether two results are equal, bit by bit or nearly."""
+    """Return whether two results are equal, bit by bit or nearly."""
     pairs = [(one.theta, other.theta), (one.delta, other.delta), (one.u, other.u)]
     return all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs)
 
