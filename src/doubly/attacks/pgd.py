@@ -190,6 +190,10 @@ class PGD(Attack):
         """Return factors of the radius and step size of each sample, of a shape that broadcasts with `x`.
 
         None stands for 1. The attack moves delta / factor, which has the radius and step size of the settings.
+
+        Args:
+            x: Images in [0, 1].
+            y: Their labels.
         """
         return None
 

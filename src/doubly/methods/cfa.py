@@ -2,13 +2,16 @@
 
     epsilon_y = (lambda_1 + a_y) epsilon, step sizes alike;   b_y = (lambda_2 + a_y) beta
 
-    trades  mean 1/(1 + b_y) CE(x) + b_y/(1 + b_y) KL(p(x) || p(x + delta)),   delta increases the KL
-    at      mean CE(x + delta),                                              delta increases the loss of the attack
+    trades  mean (1 + beta)/(1 + b_y) (CE(x) + b_y KL(p(x) || p(x + delta))),   delta increases the KL
+    at      mean CE(x + delta),   delta increases the loss of the attack
 
 a_y is the robust accuracy of the class in the training batches of the epoch before, so a weak class is attacked less,
 and its clean loss counts more; DAFA and RobustLT do the opposite. It acts after `start` of training (published: epoch
 10 of 200), from the second epoch on. Before that, and for a class that had no images yet, the radius is epsilon and b_y
-is beta: AT, or TRADES divided by 1 + beta, so that the scale of the loss does not jump when CFA begins.
+is beta: AT or TRADES.
+
+What differs: released code does not have the factor 1 + beta. It changes the learning rate alone, and without it the
+recipes would train CFA with a seventh of that of TRADES.
 
 Left out: FAWA, the authors' average of weights over epochs whose worst class is above a threshold. Averaging is a
 setting of the run, for every method alike (`ema_decay`).
@@ -94,7 +97,8 @@ class CFA(Method):
         """Return the calibrated TRADES loss of each sample."""
         clean = clean_logits(model, batch.x)
         beta = self.beta * self.class_factors(state, step.progress, self.beta_offset).to(clean)[batch.y]
-        return (CrossEntropy()(clean, batch.y) + beta * kl_divergence(clean, logits)) / (1 + beta)
+        scale = (1 + self.beta) / (1 + beta)
+        return scale * (CrossEntropy()(clean, batch.y) + beta * kl_divergence(clean, logits))
 
     def class_factors(self, state: State, progress: float, offset: float) -> Tensor:
         """Return offset + a of each class, (classes,); 1 before `start`, and for classes that had no images yet."""
