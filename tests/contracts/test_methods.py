@@ -166,9 +166,8 @@ def test_state_survives_saving_and_loading(name, values, tmp_path):
         model = network()
         result = objective(method, model, state=saved_state)
         result.loss.backward()
-        gradients.append(
-            (result.weights, result.sample_losses, *[p.grad for p in model.parameters()], *result.state.values())
-        )
+        new_state = [result.state[key] for key in sorted(result.state)]
+        gradients.append((result.weights, result.sample_losses, *[p.grad for p in model.parameters()], *new_state))
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 

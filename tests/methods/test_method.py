@@ -9,11 +9,16 @@ from torch import nn
 from doubly.attacks import FGSM, PGD
 from doubly.bilevel import SignStep
 from doubly.distributed.microbatch import WholeBatch, microbatch_rows, microbatch_sizes
+from doubly.losses import TradesLoss
 from doubly.methods import (
     AT,
+    ATBSL,
     AWP,
+    CFA,
     CFOL,
+    DAFA,
     DONE,
+    FAAL,
     FAT,
     FRL,
     GAIRAT,
@@ -24,7 +29,9 @@ from doubly.methods import (
     WMMR,
     FastATGA,
     FastBAT,
+    GroupDRO,
     Method,
+    RobustLT,
     Standard,
 )
 from doubly.seeding import Rows
@@ -49,6 +56,17 @@ METHODS_HERE = [  # with settings by which weights depend on the whole batch, an
     WMMR(ATTACK, normalize="batch"),
     CFOL(ATTACK, eta=0.1),
     FRL(NOISY),
+    ATBSL(ATTACK),
+    DAFA(NOISY),
+    CFA(NOISY),
+    FAAL(ATTACK),
+    GroupDRO(ATTACK, eta=0.1),
+    GroupDRO(ATTACK, TradesLoss(2.0), eta=0.1),
+    RobustLT(AT(ATTACK)),
+    RobustLT(FRL(NOISY)),
+    RobustLT(DONE(ATTACK, implicit="first_order", damping=100.0)),
+    RobustLT(AWP(AT(ATTACK))),
+    AWP(RobustLT(FAAL(ATTACK))),
     FastATGA(FGSM(LinfBall(0.1))),
     FastATGA(FGSM(LinfBall(0.1)), strength=0.0),
     FastBAT(),

@@ -50,6 +50,7 @@ def test_the_name_says_dataset_imbalance_and_method():
 
 def test_fast_methods_have_a_table_and_some_methods_a_label_of_their_own():
     labels = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
+    labels |= {"robust_lt": "RobustLT", "group_dro": "Group-DRO"}
     for name in RECIPES:
         run, method = recipe(name), method_name(name)
         assert run.table == ("fast" if method in FAST else "") and run.label == labels.get(method, ""), name

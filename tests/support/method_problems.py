@@ -52,3 +52,17 @@ def gradients(loss, model):
 def flat_gradient(loss, model):
     """Return the gradient of all parameters as one vector."""
     return torch.cat([gradient.flatten() for gradient in gradients(loss, model)])
+
+
+def small_network(classes=3):
+    """Return a network with batch norm, in training mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Flatten(), nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, classes)]
+        return nn.Sequential(*layers).double().train()
+
+
+def three_classes(count=9):
+    """Return noise of three classes, in turn."""
+    x = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(1)).double()
+    return Batch(x, torch.arange(count) % 3, torch.arange(count))

@@ -27,7 +27,27 @@ from doubly.data import Images, Splits
 from doubly.data.augmentation import PadCropFlip
 from doubly.errors import Interrupted, UsageError
 from doubly.losses import TradesLoss
-from doubly.methods import AWP, CFOL, FAT, FRL, GAIRAT, MAIL, MART, METHODS, TRADES, WMMR, FastATGA, FastBAT, Standard
+from doubly.methods import (
+    ATBSL,
+    AWP,
+    CFA,
+    CFOL,
+    DAFA,
+    FAAL,
+    FAT,
+    FRL,
+    GAIRAT,
+    MAIL,
+    MART,
+    METHODS,
+    TRADES,
+    WMMR,
+    FastATGA,
+    FastBAT,
+    GroupDRO,
+    RobustLT,
+    Standard,
+)
 from doubly.rundir import read_metrics
 from doubly.schedules import Constant
 from doubly.training.loop import train_run
@@ -52,6 +72,12 @@ METHODS_HERE = {
     "cfol": CFOL(ATTACK, eta=0.1),
     "cfol, reweighting": CFOL(ATTACK, eta=0.1, mode="reweighting"),
     "frl": FRL(NOISY),
+    "at-bsl": ATBSL(ATTACK),
+    "dafa": DAFA(NOISY, start=0.5),
+    "cfa": CFA(NOISY),
+    "faal": FAAL(ATTACK, start=0.3),
+    "group dro": GroupDRO(ATTACK, eta=0.1),
+    "robust lt": RobustLT(AT(ATTACK)),
     "fast at ga": FastATGA(FGSM(BALL, reach=1.25)),
     "fast bat": FastBAT(),
     "done": DONE(ATTACK, cap=3.0),
@@ -64,6 +90,7 @@ METHODS_HERE = {
     "awp": AWP(AT(ATTACK), 0.01),
     "awp, done": AWP(DONE(ATTACK, cap=3.0), 0.01),
 }
+EPOCHS = {"plain, dafa": 2, "plain, cfa": 2}  # they follow the epoch before
 STATISTICS = (
     "at",
     "at, batch statistics",
@@ -113,7 +140,7 @@ def trained(case, output=None, stop=lambda: False, resume=False, shift=0.0, **ch
     data = Data(InMemoryData(), augment=PadCropFlip(1))
     validation = Validation(size=7, attack=PGD(BALL, 1, SignStep(0.1)))
     settings = {
-        "epochs": 1,
+        "epochs": EPOCHS.get(case, 1),
         "batch_size": BATCH,
         "channels_last": "no",
         "device": "cpu",

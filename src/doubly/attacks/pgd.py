@@ -195,6 +195,10 @@ class PGD(Attack):
         """Return factors of the radius and step size of each sample, of a shape that broadcasts with `x`.
 
         None stands for 1. The attack moves delta / factor, which has the radius and step size of the settings.
+
+        Args:
+            x: Images in [0, 1].
+            y: Their labels.
         """
         return None
 
@@ -259,8 +263,12 @@ class _ClassFactorPGD(PGD):
     factors: Tensor = field(default_factory=lambda: torch.ones(1))
     """factor of the radius and of the step size by class, (classes,)"""
 
+    def with_class_factors(self, factors: Tensor) -> PGD:
+        return replace(self, factors=self.factors * factors)
+
     def sample_factors(self, x: Tensor, y: Tensor) -> Tensor:
-        return per_row(self.factors[y].to(x), x)
+        labels = y.clamp(0, len(self.factors) - 1)  # others are refused with the first logits
+        return per_row(self.factors[labels].to(x), x)
 
     def box(self, x: Tensor, y: Tensor) -> Box:
         return self.threat.box(x, self.sample_factors(x, y))

@@ -6,9 +6,13 @@ from doubly.attacks import FGSM, NFGSM, PGD
 from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, SignStep, StepRule
 from doubly.methods import (
     AT,
+    ATBSL,
     AWP,
+    CFA,
     CFOL,
+    DAFA,
     DONE,
+    FAAL,
     FAT,
     FRL,
     GAIRAT,
@@ -18,7 +22,9 @@ from doubly.methods import (
     WMMR,
     FastATGA,
     FastBAT,
+    GroupDRO,
     Method,
+    RobustLT,
     Standard,
 )
 from doubly.threat import LinfBall
@@ -26,7 +32,14 @@ from doubly.threat import LinfBall
 FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")
 FAST_EPOCHS = 25  # the paper's fast setting
 # Labels in tables, where capitals of the name would not give them.
-LABELS = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
+LABELS = {
+    "standard": "Standard",
+    "fast_at": "Fast-AT",
+    "fast_at_ga": "Fast-AT-GA",
+    "fast_bat": "Fast-BAT",
+    "robust_lt": "RobustLT",
+    "group_dro": "Group-DRO",
+}
 TABLES = dict.fromkeys(FAST, "fast")  # fewer steps and epochs than the other methods: a table of their own
 
 
@@ -72,6 +85,12 @@ def methods(
         "cfol": CFOL(attack(), eta=cfol_eta),
         "cfol_reweighting": CFOL(attack(), mode="reweighting", eta=cfol_eta),
         "frl": FRL(near),
+        "at_bsl": ATBSL(attack()),
+        "dafa": DAFA(near),
+        "cfa": CFA(near),
+        "faal": FAAL(attack()),
+        "robust_lt": RobustLT(AT(attack())),
+        "group_dro": GroupDRO(attack()),
         "done_pgd": with_done(SignStep(step)),
         "done_gd": with_done(BarrierStep(gradient_step)),
         "done_adam": with_done(AdamStep(step)),

@@ -65,8 +65,10 @@ def predicted_passes(method: Method, channels: int, classes: int) -> Passes:
 
 
 def is_listed(method: Method) -> bool:
-    """Return whether a method, and the one it wraps, is listed in METHODS."""
-    return all(type(part) in METHODS.values() for part in (method, method.wrapped or method))
+    """Return whether a method, and those that it wraps, are listed in METHODS."""
+    if type(method) not in METHODS.values():
+        return False
+    return method.wrapped is None or is_listed(method.wrapped)
 
 
 def describe_prediction(method: Method, images: Images) -> dict[str, dict[str, float]]:
