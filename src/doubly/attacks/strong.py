@@ -78,7 +78,7 @@ class Strong(Attack):
         return search.delta
 
     def _attempts(self, search: "_Search", draws: BatchGenerator) -> Iterator[tuple[Tensor, Sequence[Step]]]:
-        """Yield the start and the steps of each attempt. Numbers are drawn for all samples, in the same order always."""
+        """Yield start and steps of each attempt; numbers are drawn for all samples, always in the same order."""
         constraint = self.threat.around(search.x)
         yield constraint.at(draws.uniform(search.x)), self._falling(search.margin, self.steps)
         for number in range(self.rounds):
@@ -128,7 +128,9 @@ class _Search:
         for value, size in steps:
             inner = partial(self._inner, rows, value)
             try:
-                moved = projected_descent(inner, delta, self.threat.around(self.x[rows]), self.threat.step_rule(size), 1)
+                moved = projected_descent(
+                    inner, delta, self.threat.around(self.x[rows]), self.threat.step_rule(size), 1
+                )
             except NonFiniteError:
                 raise
             except ArithmeticError:
@@ -147,7 +149,7 @@ class _Search:
         return -value(logits, rows)
 
     def _record(self, rows: Tensor, delta: Tensor, logits: Tensor) -> None:
-        """Keep what is better than before; a perturbation that breaks a sample is never replaced by one that does not."""
+        """Keep what is better than before, so that what breaks a sample is never replaced by what does not."""
         check_finite(logits, "the model's logits")
         gaps = _gaps(logits, self.y[rows])
         margins = gaps.amax(1)
