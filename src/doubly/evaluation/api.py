@@ -48,8 +48,8 @@ def evaluate(
         model: The network, from images in [0, 1] to logits. It is left as it was found.
         data: Images to evaluate on: `Images`, a pair (pixels, labels), or a map-style dataset.
         threat: What the attacker may do; that of the attacks if not given, else `LinfBall()`.
-        attacks: Names (pgd, margin, fgsm, autoattack, quick), attacks such as `PGD(…)`, or a mapping from names to
-            attacks.
+        attacks: Names (pgd, margin, strong, fgsm, autoattack, quick), attacks such as `PGD(…)`, or a mapping from names
+            to attacks.
         validation: Other images, on which the classes of the tail are selected as well.
         callbacks: Listeners, called on the first process.
         about: Further fields of the protocol in evaluation.json.
