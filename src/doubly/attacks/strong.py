@@ -5,7 +5,7 @@
                     other PGD on z_t - z_y, from a uniform start and, from the second round on, from a few steps as long
                     as the radius on sum_k u_k z_k, u uniform in (-1, 1)
 
-Step sizes fall from the radius to 0 along half a cosine. The step is the steepest one in the norm of the threat. A
+Step sizes fall from twice the radius to 0 along half a cosine. The step is the steepest one in the norm of the threat. A
 sample leaves the batch as soon as it is misclassified, and needs no attempt if its clean image is.
 
 The parts are known: random directions of logits as starts and falling steps from A3 (Liu et al. 2022), the choice of
@@ -49,11 +49,11 @@ class Strong(Attack):
 
     threat: Threat = field(default_factory=LinfBall)
     """what the attacker may do"""
-    steps: int = 20
+    steps: int = 10
     """steps of the first attempt, on the logit margin"""
-    targets: int = 5
+    targets: int = 9
     """number of classes that a round tries, those nearest to winning; fewer where there are fewer"""
-    target_steps: int = 10
+    target_steps: int = 9
     """steps towards each of them"""
     rounds: int = 2
     """number of rounds"""
@@ -90,8 +90,8 @@ class Strong(Attack):
                 yield start, [*along, *self._falling(partial(search.gap_to, target), self.target_steps)]
 
     def _falling(self, value: Value, count: int) -> list[Step]:
-        """Return steps whose size falls from the radius along half a cosine."""
-        return [(value, self.threat.radius * (1 + math.cos(math.pi * k / count)) / 2) for k in range(count)]
+        """Return steps whose size falls from twice the radius along half a cosine."""
+        return [(value, self.threat.radius * (1 + math.cos(math.pi * k / count))) for k in range(count)]
 
 
 class _Search:
