@@ -5,8 +5,8 @@
                     other PGD on z_t - z_y, from a uniform start and, from the second round on, from a few steps as long
                     as the radius on sum_k u_k z_k, u uniform in (-1, 1)
 
-Step sizes fall from twice the radius to 0 along half a cosine. The step is the steepest one in the norm of the threat. A
-sample leaves the batch as soon as it is misclassified, and needs no attempt if its clean image is.
+Step sizes fall from twice the radius to 0 along half a cosine. The step is the steepest one in the norm of the threat.
+A sample leaves the batch as soon as it is misclassified, and needs no attempt if its clean image is.
 
 The parts are known: random directions of logits as starts and falling steps from A3 (Liu et al. 2022), the choice of
 targets from the multi-targeted attack (Gowal et al. 2019). Attempts are short because most samples that can be broken
