@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from doubly.version import __version__
 
 if TYPE_CHECKING:
-    from doubly.attacks import FGSM, PGD
+    from doubly.attacks import FGSM, PGD, Strong
     from doubly.attacks.autoattack import AutoAttack
     from doubly.bilevel import SignStep
     from doubly.bridges.tensorboard import TensorBoard
@@ -40,6 +40,7 @@ _MODULES = {
     "Objective": "types",
     "SignStep": "bilevel",
     "Standard": "methods",
+    "Strong": "attacks",
     "TensorBoard": "bridges.tensorboard",
     "UsageError": "errors",
     "evaluate": "evaluation.api",
@@ -61,6 +62,7 @@ __all__ = [
     "Objective",
     "SignStep",
     "Standard",
+    "Strong",
     "TensorBoard",
     "TrainStep",
     "UsageError",

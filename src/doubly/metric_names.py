@@ -63,6 +63,13 @@ METRICS: dict[str, Metric] = {
             "RA-PGD is not a reliable measure of robustness",
         ),
         Metric("ra_margin_tail_30", "margin tail", "mean RA-margin of the weakest 30 % of classes under that attack"),
+        Metric(
+            "ra_strong",
+            "RA-strong",
+            "accuracy under short targeted attacks from several starts, which is close to RA-AA at about a tenth of "
+            "its gradients",
+        ),
+        Metric("ra_strong_tail_30", "strong tail", "mean RA-strong of the weakest 30 % of classes under that attack"),
         Metric("worst_class", "worst class", "RA-PGD of the weakest class", field="ra_pgd"),
         Metric("loss", "training loss", "mean loss of the training images", ".3g", False, False),
         Metric("weighted_loss", "weighted loss", "the same with the method's weights", ".3g", False, False),

@@ -146,7 +146,8 @@ def test_an_evaluation_runs_it_within_the_threat_of_its_reference(name):
             assert dataclasses.replace(attack, loss=reference.loss) == reference
         else:
             assert type(attack) is ATTACKS[name]
-        assert attack.loss == ATTACKS[name]().loss
+        if "loss" in {field.name for field in dataclasses.fields(attack)}:
+            assert attack.loss == ATTACKS[name]().loss
 
 
 @pytest.mark.parametrize("name", ATTACKS)

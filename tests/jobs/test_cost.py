@@ -46,6 +46,8 @@ def test_each_part_of_an_evaluation_adds_its_time():
     assert seconds(images=50) == pytest.approx(plain / 2) and seconds(images=10**6) == plain
     assert seconds(curve_images=10) - plain == 10 * 7 * 21 * 3.0  # seven radii beside 0
     assert seconds(trust=True, trust_images=2) - plain == 2 * (11 * 20 + 50) * 3.0
+    strong = seconds(("pgd", "strong")) - plain  # 10 steps, and 9 targets in two rounds of 9 and 11 steps
+    assert 100 * (10 + 9 * 20) * 3.0 < strong < 100 * (10 + 9 * 20) * 3.0 + 100 * 30
     autoattack = seconds(("pgd", "autoattack"), autoattack_images=4) - plain
     assert autoattack == pytest.approx(4 / 100 * (seconds(("pgd", "autoattack")) - plain)) and autoattack > 1000
     assert 0 < seconds(("pgd", "quick"), autoattack_images=4) - plain < autoattack

@@ -14,8 +14,15 @@ from doubly.attacks.mode import (
 )
 from doubly.attacks.n_fgsm import NFGSM
 from doubly.attacks.pgd import PGD, MarginPGD
+from doubly.attacks.strong import Strong
 
-ATTACKS: dict[str, type[Attack]] = {"pgd": PGD, "margin": MarginPGD, "fgsm": FGSM, "n_fgsm": NFGSM}
+ATTACKS: dict[str, type[Attack]] = {
+    "pgd": PGD,
+    "margin": MarginPGD,
+    "strong": Strong,
+    "fgsm": FGSM,
+    "n_fgsm": NFGSM,
+}
 
 __all__ = [
     "ATTACKS",
@@ -24,6 +31,7 @@ __all__ = [
     "PGD",
     "Attack",
     "MarginPGD",
+    "Strong",
     "attack_context",
     "clean_logits",
     "eval_mode",

@@ -32,7 +32,8 @@ class EvaluateOptions:
     config: Annotated[EvalConfig, tyro.conf.arg(name="")] = field(default_factory=EvalConfig)
     """settings"""
     attacks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…")] = ("pgd", "margin")
-    """names from `doubly list attacks`; pgd: 20 steps on the cross-entropy; margin: the same on the logit margin"""
+    """names from `doubly list attacks`; pgd: 20 steps on the cross-entropy; margin: the same on the logit margin;
+    strong: short targeted attempts, nearly as strong as AutoAttack (RA-strong)"""
     autoattack: bool = False
     """also run AutoAttack (RA-AA); takes hours on large networks, and resumes where it was stopped"""
     quick: bool = False
