@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from doubly.evaluation.api import evaluate
     from doubly.evaluation.result import EvalResult
     from doubly.methods import AT, DONE, Standard
+    from doubly.repair.api import repair
     from doubly.threat import L2Ball, LinfBall
     from doubly.training.api import train
     from doubly.types import Batch, Objective, TrainStep
@@ -43,6 +44,7 @@ _WHERE = {
     "TensorBoard": "bridges.tensorboard",
     "UsageError": "errors",
     "evaluate": "evaluation.api",
+    "repair": "repair.api",
     "train": "training.api",
 }
 
@@ -66,6 +68,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "evaluate",
+    "repair",
     "train",
 ]
 

@@ -13,6 +13,7 @@ from doubly.text import escape_terminal, format_percent
 if TYPE_CHECKING:
     from doubly.evaluation.comparison import Difference
     from doubly.evaluation.result import EvalResult
+    from doubly.repair.result import RepairResult
 
 
 def print_line(console: Console, text: str) -> None:
@@ -99,6 +100,35 @@ def print_differences(rows: Iterable["Difference"], result: "EvalResult", title:
     print_line(
         out, "first only, second only: images that only this network classifies correctly; p: McNemar's exact test"
     )
+
+
+def print_repair(result: "RepairResult", title: str, out: Console) -> None:
+    """Print the offset of each class, and its accuracies before and after on images that were not used for the fit."""
+    before, after = result.before.summary(), result.after.summary()
+    keys = {attack: attack_metric(attack).key for attack in result.before.predictions}
+    columns = [f"{attack_label(attack, result.before)} {when}" for attack in keys for when in ("before", "after")]
+    table = _table(f"{title}, held-out images that were not used for the fit, % with 95 % intervals", "", "n", "offset")
+    for column in columns:
+        table.add_column(column)
+    for index, (name, row) in enumerate(before["per_class"].items()):
+        other = after["per_class"].get(name, row)
+        cells = [_cell(one[key], one[f"{key}_interval"], 0) for key in keys.values() for one in (row, other)]
+        offset = f"{float(result.offsets[index]):+.2f}" if index < len(result.offsets) else "–"
+        table.add_row(escape_terminal(name), str(row["n"]), offset, *cells)
+    table.add_section()
+    pairs = [(attack, one) for attack in keys for one in (result.before, result.after)]
+    for label, of in (
+        ("all", "average"),
+        (f"RA-Tail-{100 * result.before.tail_share:.0f}", "tail"),
+        ("worst class", "worst"),
+    ):
+        cells = [_interval_cell(one.interval(attack, of)) for attack, one in pairs]
+        table.add_row(label, str(result.before.n) if of == "average" else "", "", *cells)
+    out.print(table)
+
+
+def _interval_cell(interval: Any) -> str:
+    return _cell(interval.value, (interval.low, interval.high))
 
 
 def _points(interval: Any) -> str:
