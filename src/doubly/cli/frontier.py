@@ -62,7 +62,7 @@ def frontier(arguments: list[str], out: Console, err: Console) -> int:
     from doubly.cli.progress import terminal_progress
     from doubly.evaluation.io import check_folder
     from doubly.jobs.signals import interrupt_on_signals
-    from doubly.repair.frontier import compare_runs
+    from doubly.repair.comparison import compare_runs
     from doubly.report.figures import frontier as draw
     from doubly.rundir import runs_in, write_json
 

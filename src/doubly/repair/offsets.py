@@ -27,6 +27,7 @@ from doubly.checks import check_logits
 from doubly.data import Images
 from doubly.losses import CrossEntropy, LogitMargin, Loss
 from doubly.repair.config import FIRST_ATTACK, RepairConfig
+from doubly.repair.objective import smooth_class_errors, soft_maximum, spread_of_margins
 from doubly.seeding import BatchGenerator, Rows, generator
 from doubly.threat import Threat
 
@@ -94,35 +95,6 @@ def fit_offsets(
     share = problem.implicit_share(best.offsets) if threat.has_barrier else None
     errors = torch.stack([first_errors, best.errors]).cpu()
     return FittedOffsets(best.offsets.cpu(), errors, problem.spread, history, share)
-
-
-def smooth_class_errors(logits: Tensor, y: Tensor, width: float, counts: Tensor) -> Tensor:
-    """Return g_i = (M / M_y) sigmoid(-margin_i / width) onehot(y), (N, classes); its mean is a smooth error per class.
-
-    Args:
-        logits: Logits under attack, (N, classes).
-        y: Labels, (N,).
-        width: s, in units of the logits.
-        counts: Number of images of each class in the whole set, (classes,).
-    """
-    errors = torch.sigmoid(LogitMargin()(logits, y) / width)  # the loss is minus the margin
-    weights = counts.sum() / counts.clamp_min(1).to(errors)
-    return torch.nn.functional.one_hot(y, logits.shape[1]).to(errors) * (weights[y] * errors)[:, None]
-
-
-def soft_maximum(temperature: float, present: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return u -> R log mean_c exp(u_c / R) over the classes that are present.
-
-    Args:
-        temperature: R.
-        present: Whether each class has images, (classes,).
-    """
-
-    def soft_maximum_of(u: Tensor) -> Tensor:
-        scaled = u[present] / temperature
-        return temperature * (scaled.logsumexp(0) - math.log(len(scaled)))
-
-    return soft_maximum_of
 
 
 class _Candidate(NamedTuple):
@@ -247,9 +219,3 @@ class _OffsetProblem:
     def _attacking(self) -> Iterator[None]:
         with attack_context(self.model, "eval"):
             yield
-
-
-def spread_of_margins(logits: Tensor, y: Tensor) -> float:
-    """Return the standard deviation of the logit margins; 1 if all are equal."""
-    spread = float(LogitMargin()(logits, y).double().std(correction=0))
-    return spread if spread > 0 and math.isfinite(spread) else 1.0
