@@ -8,7 +8,8 @@ from doubly.evaluation.result import EvalResult
 from doubly.rundir import read_json
 
 TRAIN = "--epochs 14 --model.width 8 --method.attack.steps 3 --validation.every 99 --data.holdout 0.5 --device cpu"
-REPAIR = "--device cpu --fit-share 0.7 --attack-steps 3".split()
+SMALL = "--epochs 1 --model.width 4 --method.attack.steps 1 --validation.attack.steps 1 --device cpu"
+REPAIR = ("--device", "cpu", "--fit-share", "0.7", "--attack-steps", "3")
 
 
 @pytest.fixture
@@ -47,8 +48,7 @@ def test_a_repaired_run_is_evaluated_compared_and_reported(cli, trained, tmp_pat
 
 
 def test_what_the_verbs_refuse(cli, tmp_path):
-    small = "--epochs 1 --model.width 4 --method.attack.steps 1 --validation.attack.steps 1 --device cpu".split()
-    assert cli("train", "digits.imbalanced.at", *small, "--output", "run")[0] == 0
+    assert cli("train", "digits.imbalanced.at", *SMALL.split(), "--output", "run")[0] == 0
     for words, message in [
         (["repair"], "give a run directory"),
         (["repair", "run"], "holds none out"),
@@ -67,11 +67,10 @@ def test_what_the_verbs_refuse(cli, tmp_path):
 
 
 def test_a_network_from_elsewhere_is_repaired(cli, tmp_path):
-    (tmp_path / "mynet.py").write_text(
-        "from torch import nn\n\ndef build(classes=10):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
-    )
+    network = "nn.Sequential(nn.Flatten(), nn.Linear(64, classes))"
+    (tmp_path / "mynet.py").write_text(f"from torch import nn\n\ndef build(classes=10):\n    return {network}\n")
     words = "--model mynet:build --data digits --epsilon 0.05 --rounds 2 --images 100 --judge-images 100 --device cpu"
-    code, out, err = cli("repair", *words.split(), "--output", "fixed")
+    code, _, err = cli("repair", *words.split(), "--output", "fixed")
     assert code == 0 and "too small" in err, err
     assert sorted(path.name for path in (tmp_path / "fixed").iterdir()) == ["repair.json", "weights.safetensors"]
     weights = str(tmp_path / "fixed" / "weights.safetensors")
