@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from doubly.evaluation.api import evaluate
     from doubly.evaluation.result import EvalResult
     from doubly.methods import AT, DONE, Standard
-    from doubly.repair.api import repair
+    from doubly.offsets.api import repair
     from doubly.threat import L2Ball, LinfBall
     from doubly.training.api import train
     from doubly.types import Batch, Objective, TrainStep
@@ -44,7 +44,7 @@ _WHERE = {
     "TensorBoard": "bridges.tensorboard",
     "UsageError": "errors",
     "evaluate": "evaluation.api",
-    "repair": "repair.api",
+    "repair": "offsets.api",
     "train": "training.api",
 }
 

@@ -10,11 +10,11 @@ from rich.console import Console
 from doubly.cli.options import parse_options
 from doubly.cli.tables import print_frontiers, print_line
 from doubly.errors import UsageError
-from doubly.repair.config import RepairConfig
-from doubly.repair.frontier import FrontierConfig
+from doubly.offsets.config import RepairConfig
+from doubly.offsets.frontier import FrontierConfig
 
 if TYPE_CHECKING:
-    from doubly.repair.frontier import Frontier
+    from doubly.offsets.frontier import Frontier
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def frontier(arguments: list[str], out: Console, err: Console) -> int:
     from doubly.cli.progress import terminal_progress
     from doubly.evaluation.io import check_folder
     from doubly.jobs.signals import interrupt_on_signals
-    from doubly.repair.comparison import compare_runs
+    from doubly.offsets.comparison import compare_runs
     from doubly.report.figures import frontier as draw
     from doubly.rundir import runs_in, write_json
 
@@ -82,7 +82,7 @@ def frontier(arguments: list[str], out: Console, err: Console) -> int:
 def _compute(options: FrontierOptions, path: Path, callback: Any) -> "Frontier":
     from doubly.checkpoints.load import load_run
     from doubly.cli.sources import select_threat
-    from doubly.repair.frontier import frontier_run
+    from doubly.offsets.frontier import frontier_run
 
     trained_threat = load_run(path).validation.attack.threat
     threat = select_threat(options.threat, options.epsilon, trained_threat)

@@ -11,10 +11,10 @@ from doubly.callbacks import Callback
 from doubly.cli.options import parse_options, pop_flag
 from doubly.cli.tables import print_differences, print_line, print_repair
 from doubly.errors import UsageError
-from doubly.repair.config import RepairConfig
+from doubly.offsets.config import RepairConfig
 
 if TYPE_CHECKING:
-    from doubly.repair.result import RepairResult
+    from doubly.offsets.result import RepairResult
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> 
     from doubly.checkpoints.load import load_run
     from doubly.cli.sources import select_threat
     from doubly.config.user_code import UserModel
-    from doubly.repair.api import repair_run
+    from doubly.offsets.api import repair_run
 
     folder = options.output or directory.with_name(f"{directory.resolve().name}-repaired")
     result = repair_run(
@@ -126,8 +126,8 @@ def _repair_network(options: RepairOptions, changes: list[str], callback: Callba
     from doubly.config.environment import command_line
     from doubly.config.user_code import UserModel
     from doubly.distributed import SINGLE_PROCESS
-    from doubly.repair.api import repair as repair_network
-    from doubly.repair.held_out import held_out_images
+    from doubly.offsets.api import repair as repair_network
+    from doubly.offsets.held_out import held_out_images
     from doubly.seeding import global_generators
 
     assert options.model is not None and options.data is not None  # as `repair` checks

@@ -13,8 +13,8 @@ from doubly.text import escape_terminal, format_percent
 if TYPE_CHECKING:
     from doubly.evaluation.comparison import Difference
     from doubly.evaluation.result import EvalResult
-    from doubly.repair.frontier import Frontier
-    from doubly.repair.result import RepairResult
+    from doubly.offsets.frontier import Frontier
+    from doubly.offsets.result import RepairResult
 
 
 def print_line(console: Console, text: str) -> None:

@@ -13,7 +13,7 @@ from doubly.config.user_code import WithOffsets
 from doubly.errors import UsageError
 from doubly.evaluation.io import check_folder
 from doubly.models import Model
-from doubly.repair.result import RepairResult
+from doubly.offsets.result import RepairResult
 from doubly.rundir import RunDir, write_json
 from doubly.text import method_label
 

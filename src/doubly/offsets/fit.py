@@ -26,8 +26,8 @@ from doubly.bilevel import ConjugateGradient, Direction, RunningMean, Terms, cid
 from doubly.checks import check_logits
 from doubly.data import Images
 from doubly.losses import CrossEntropy, LogitMargin, Loss
-from doubly.repair.config import FIRST_ATTACK, RepairConfig
-from doubly.repair.objective import smooth_class_errors, soft_maximum, spread_of_margins
+from doubly.offsets.config import FIRST_ATTACK, RepairConfig
+from doubly.offsets.objective import smooth_class_errors, soft_maximum, spread_of_margins
 from doubly.seeding import BatchGenerator, Rows, generator
 from doubly.threat import Threat
 

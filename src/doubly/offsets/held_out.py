@@ -11,7 +11,7 @@ from doubly.data import Data, Images, Splits, load_splits, train_split
 from doubly.data.holdout import holdout, stratified_subset
 from doubly.errors import UsageError
 from doubly.evaluation.intervals import wilson
-from doubly.repair.config import RepairConfig
+from doubly.offsets.config import RepairConfig
 
 FEW_IMAGES = 50  # of a class, below which the uncertainty of its error is mentioned
 MAX_NAMED = 5  # classes that a message names

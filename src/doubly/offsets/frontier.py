@@ -26,8 +26,8 @@ from doubly.evaluation.network import model_sha256
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.task import select_images
 from doubly.models.shifted import ShiftedLogits
-from doubly.repair.api import fit_network, run_images, with_root
-from doubly.repair.config import RepairConfig
+from doubly.offsets.api import fit_network, run_images, with_root
+from doubly.offsets.config import RepairConfig
 from doubly.report.frontier import SCHEMA, read_frontier
 from doubly.rundir import RunDir, write_json
 from doubly.text import method_label

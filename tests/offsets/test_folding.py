@@ -6,7 +6,7 @@ from torch import nn
 
 from doubly.models import MODELS
 from doubly.models.shifted import ShiftedLogits
-from doubly.repair.folding import fold_offsets
+from doubly.offsets.folding import fold_offsets
 
 OFFSETS = torch.tensor([0.5, -1.0, 0.25, 0.25])
 

@@ -11,9 +11,9 @@ from doubly.evaluation.comparison import Difference, compare
 from doubly.evaluation.metrics import nan_to_none
 from doubly.evaluation.result import EvalResult
 from doubly.models.shifted import ShiftedLogits
-from doubly.repair.config import RepairConfig
-from doubly.repair.folding import FoldedNetwork
-from doubly.repair.offsets import FittedOffsets
+from doubly.offsets.config import RepairConfig
+from doubly.offsets.fit import FittedOffsets
+from doubly.offsets.folding import FoldedNetwork
 
 SCHEMA = 1
 RESAMPLES = 1000
@@ -89,7 +89,7 @@ class RepairResult:
         Raises:
             UsageError: If the folder cannot be written.
         """
-        from doubly.repair.files import write_network
+        from doubly.offsets.files import write_network
 
         write_network(self, Path(folder))
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from doubly.losses import LogitMargin
-from doubly.repair.config import RepairConfig
-from doubly.repair.objective import smooth_class_errors, soft_maximum, spread_of_margins
-from doubly.repair.offsets import fit_offsets
+from doubly.offsets.config import RepairConfig
+from doubly.offsets.fit import fit_offsets
+from doubly.offsets.objective import smooth_class_errors, soft_maximum, spread_of_margins
 from doubly.threat import L2Ball, LinfBall
 
 

@@ -7,8 +7,8 @@ import torch
 
 from doubly.data import Data, Digits, StepImbalance
 from doubly.errors import UsageError
-from doubly.repair.config import RepairConfig
-from doubly.repair.held_out import divide, held_out_images, notes_on_few_images, without_test_images
+from doubly.offsets.config import RepairConfig
+from doubly.offsets.held_out import divide, held_out_images, notes_on_few_images, without_test_images
 
 
 def test_fit_and_judge_are_disjoint_and_have_every_class(problems):

@@ -8,7 +8,7 @@ import numpy as np
 from doubly.errors import UsageError
 from doubly.evaluation.intervals import Interval, resampled_positions
 from doubly.evaluation.metrics import Bools, Floats, Ints, per_class, tail
-from doubly.repair.frontier import Frontier
+from doubly.offsets.frontier import Frontier
 from doubly.report.frontier import MAX_LOSS, SHARED, compare_frontiers, tail_at
 
 

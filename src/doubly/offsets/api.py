@@ -24,18 +24,18 @@ from doubly.evaluation.attacks import Attacks
 from doubly.evaluation.network import check_network, model_sha256
 from doubly.evaluation.result import EvalResult
 from doubly.models import Model
-from doubly.repair.config import RepairConfig
-from doubly.repair.files import check_output, write_run_dir
-from doubly.repair.folding import fold_offsets
-from doubly.repair.held_out import (
+from doubly.offsets.config import RepairConfig
+from doubly.offsets.files import check_output, write_run_dir
+from doubly.offsets.fit import FittedOffsets, fit_offsets
+from doubly.offsets.folding import fold_offsets
+from doubly.offsets.held_out import (
     RepairImages,
     divide,
     held_out_images,
     notes_on_few_images,
     without_test_images,
 )
-from doubly.repair.offsets import FittedOffsets, fit_offsets
-from doubly.repair.result import RepairResult, folded_or_wrapped
+from doubly.offsets.result import RepairResult, folded_or_wrapped
 from doubly.threat import LinfBall, Threat
 
 CHECKED_IMAGES = 16  # on which the network, and the folded one, are checked
