@@ -40,13 +40,23 @@ CHEAP = {
     "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk-size 2 --compile no --jobs 1 "
     "--device cpu",
     "compare": "--resamples 20",
+    "repair": "--rounds 1 --steps 1 --device cpu",
+    "frontier": "--images 20 --scales 0 1 --repair.rounds 1 --device cpu",
     "reproduce": "--jobs 1",
     "reproduce cifar10": "--dry-run --methods at",
     "reproduce table1": "--dry-run --methods at --seeds 1",
     "reproduce table1 --scale paper": "--methods at --seeds 1",
     "search": "--trials 1 --splits 1 --jobs 1 --space space.json",
 }
-READ_RUNS = {"evaluate", "compare", "report", "export", "watch"}  # verbs whose arguments runs/NAME must exist
+READ_RUNS = {
+    "evaluate",
+    "repair",
+    "frontier",
+    "compare",
+    "report",
+    "export",
+    "watch",
+}  # verbs whose arguments runs/NAME must exist
 STORED = {  # studies that take hours: function -> results that replace it; tests/studies runs them at a small size
     "doubly.studies.digits_study.run_study": "digits.json",
     "doubly.studies.digits_comparison.run_comparison": "digits_comparison.json",

@@ -27,6 +27,8 @@ def context():
     images = {
         "x": x[:30],
         "y": y[:30],
+        "x_held_out": x[:30],
+        "y_held_out": y[:30],
         "x_test": x[30:],
         "y_test": y[30:],
         "dataset": list(zip(x, y.tolist(), strict=True)),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from doubly.evaluation.api import evaluate
     from doubly.evaluation.result import EvalResult
     from doubly.methods import AT, DONE, Standard
+    from doubly.offsets.api import repair
     from doubly.threat import L2Ball, LinfBall
     from doubly.training.api import train
     from doubly.types import Batch, Objective, TrainStep
@@ -44,6 +45,7 @@ _MODULES = {
     "TensorBoard": "bridges.tensorboard",
     "UsageError": "errors",
     "evaluate": "evaluation.api",
+    "repair": "offsets.api",
     "train": "training.api",
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "evaluate",
+    "repair",
     "train",
 ]
 

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run directory. `train` writes the first four entries, `evaluate` the last three; `report` only reads."""
+    """A run directory. `train` writes the first four entries, `evaluate` the next three, `frontier` the last."""
 
     path: Path
 
@@ -50,6 +50,10 @@ class RunDir:
     @property
     def gallery(self) -> Path:
         return self.path / "gallery.npz"
+
+    @property
+    def frontier(self) -> Path:
+        return self.path / "frontier.json"
 
 
 def is_run(path: Path) -> bool:

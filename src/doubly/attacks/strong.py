@@ -54,7 +54,7 @@ class Strong(Attack):
     targets: int = 9
     """number of classes that a round tries, those nearest to winning; fewer where there are fewer"""
     target_steps: int = 9
-    """steps towards each of them"""
+    """steps toward each of them"""
     rounds: int = 2
     """number of rounds"""
     start_steps: int = 2

@@ -43,6 +43,10 @@ VERBS = {
     "evaluate": Verb(
         "Attack the network of a run, or any network: doubly evaluate DIR | --model M:F --data NAME", "evaluate", True
     ),
+    "repair": Verb(
+        "Raise the weakest classes of a finished network by class offsets: doubly repair DIR [--priority 0.5]", "repair"
+    ),
+    "frontier": Verb("Average against weakest classes along class offsets: doubly frontier DIR…", "frontier"),
     "compare": Verb("Compare two evaluations of the same images: doubly compare DIR DIR", "compare"),
     "report": Verb("Write tables, figures and one page about runs: doubly report DIR… --output DIR", "report"),
     "search": Verb("Search hyperparameters on a hold-out: doubly search RECIPE [--trials 12] [--jobs 2]", "search"),

@@ -1,6 +1,5 @@
 """doubly evaluate."""
 
-import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,7 +15,6 @@ from doubly.evaluation.config import EvalConfig
 
 if TYPE_CHECKING:
     from doubly.evaluation.result import EvalResult
-    from doubly.threat import Threat
 
 
 @dataclass(frozen=True)
@@ -134,26 +132,14 @@ def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[
     return options, changes
 
 
-def _threat(options: EvaluateOptions, default: "Threat | None") -> "Threat | None":
-    """Return the threat of the options; the default if they name none, or only the kind of the default."""
-    from doubly.config.serialize import parse_number, suggestion
-    from doubly.threat import THREATS, LinfBall
-
-    if options.threat is not None and options.threat not in THREATS:
-        raise UsageError(f"there is no threat '{options.threat}'{suggestion(options.threat, THREATS)}")
-    kind = THREATS[options.threat] if options.threat else LinfBall if default is None else type(default)
-    if options.epsilon is not None:
-        return kind(radius=parse_number(options.epsilon))  # type: ignore[call-arg]  # a field of every subclass
-    return default if options.threat is None or type(default) is kind else kind()
-
-
 def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
     from doubly.checkpoints.load import load_run
+    from doubly.cli.sources import select_threat
     from doubly.config.user_code import UserModel
     from doubly.evaluation.api import evaluate_run
 
     trained_threat = load_run(directory).validation.attack.threat
-    threat = _threat(options, trained_threat)
+    threat = select_threat(options.threat, options.epsilon, trained_threat)
     result = evaluate_run(
         directory,
         checkpoint=options.checkpoint,
@@ -169,7 +155,7 @@ def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback)
 
 
 def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
-    from doubly.cli.sources import run_for_source
+    from doubly.cli.sources import run_for_source, select_threat, source_folder_name
     from doubly.config.device import select_device
     from doubly.config.user_code import UserModel
     from doubly.data.splits import load_splits_once
@@ -178,7 +164,7 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
     from doubly.seeding import global_generators
 
     assert options.model is not None and options.data is not None  # as parse_evaluate_options checks
-    folder = options.config.output or Path("evaluations") / _folder_name(options.model, options.weights)
+    folder = options.config.output or Path("evaluations") / source_folder_name(options.model, options.weights)
     with join_processes() as communicator:
         run = run_for_source(options.data, options.data_root, changes)
         splits = load_splits_once(run.data, communicator)
@@ -189,14 +175,6 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
         about = {"model": options.model, "weights": options.weights, "split": "test"}
         about |= {"note": splits.note} if splits.note else {}
         settings = {**asdict(options.config), "output": folder}
-        threat = _threat(options, None)
+        threat = select_threat(options.threat, options.epsilon, None)
         result = evaluate(model, test, threat, options.attack_names, callbacks=[callback], about=about, **settings)
         return result, folder
-
-
-def _folder_name(model: str, weights: str | None) -> str:
-    """Return a name for the results; networks whose weights have the same file name get different ones."""
-    path = Path(weights).resolve() if weights else ""
-    digest = hashlib.sha256(f"{model} {path}".encode()).hexdigest()[:6]
-    name = Path(weights).stem if weights else model.replace(":", "-")
-    return f"{name}-{digest}"

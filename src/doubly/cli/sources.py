@@ -1,17 +1,19 @@
 """Runs as the command line names them: a dataset, a recipe, a folder or a file, with changes of single fields."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from doubly.config import Data, Run
-from doubly.config.serialize import KINDS, suggestion, with_change
+from doubly.config.serialize import KINDS, parse_number, suggestion, with_change
 from doubly.data import DATASETS, Arrays, ImageFolder
 from doubly.errors import UsageError
 from doubly.methods import Standard
 from doubly.models import SmallCNN
 from doubly.recipes import RECIPES, recipe
+from doubly.threat import THREATS, LinfBall, Threat
 
 
 def with_data_root(run: Run, root: str | None) -> Run:
@@ -72,3 +74,21 @@ def run_for_source(name: str, root: str | None, changes: Sequence[str]) -> Run:
 
 def _run_on(data: Data) -> Run:
     return Run(data, SmallCNN(), Standard())
+
+
+def select_threat(name: str | None, epsilon: str | None, default: Threat | None) -> Threat | None:
+    """Return the threat of --threat and --epsilon; the default if they name none, or only the kind of the default."""
+    if name is not None and name not in THREATS:
+        raise UsageError(f"there is no threat '{name}'{suggestion(name, THREATS)}")
+    kind = THREATS[name] if name else LinfBall if default is None else type(default)
+    if epsilon is not None:
+        return kind(radius=parse_number(epsilon))  # type: ignore[call-arg]  # a field of every subclass
+    return default if name is None or type(default) is kind else kind()
+
+
+def source_folder_name(model: str, weights: str | None) -> str:
+    """Return a name for the results; networks whose weights have the same file name get different ones."""
+    path = Path(weights).resolve() if weights else ""
+    digest = hashlib.sha256(f"{model} {path}".encode()).hexdigest()[:6]
+    name = Path(weights).stem if weights else model.replace(":", "-")
+    return f"{name}-{digest}"

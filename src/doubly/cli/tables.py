@@ -1,6 +1,6 @@
 """Lines and tables in the terminal: an evaluation, and the comparison of two. Names come from data and are escaped."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -13,6 +13,8 @@ from doubly.text import escape_terminal, format_percent
 if TYPE_CHECKING:
     from doubly.evaluation.comparison import Difference
     from doubly.evaluation.result import EvalResult
+    from doubly.offsets.frontier import Frontier
+    from doubly.offsets.result import RepairResult
 
 
 def print_line(console: Console, text: str) -> None:
@@ -97,6 +99,72 @@ def print_differences(rows: Iterable["Difference"], result: "EvalResult", title:
         table.add_section()
     out.print(table)
     print_line(out, "first, second: images that only this network classifies correctly; p: McNemar's exact test")
+
+
+def print_repair(result: "RepairResult", title: str, out: Console) -> None:
+    """Print the offset of each class, and its accuracies before and after on images that were not used for the fit."""
+    before, after = result.before.summary(), result.after.summary()
+    keys = {attack: attack_metric(attack).key for attack in result.before.predictions}
+    columns = [f"{attack_label(attack, result.before)} {when}" for attack in keys for when in ("before", "after")]
+    table = _table(f"{title}, held-out images that were not used for the fit, % with 95 % intervals", "", "n", "offset")
+    for column in columns:
+        table.add_column(column)
+    for index, (name, row) in enumerate(before["per_class"].items()):
+        other = after["per_class"].get(name, row)
+        cells = [_cell(one[key], one[f"{key}_interval"], 0) for key in keys.values() for one in (row, other)]
+        offset = f"{float(result.offsets[index]):+.2f}" if index < len(result.offsets) else "–"
+        table.add_row(escape_terminal(name), str(row["n"]), offset, *cells)
+    table.add_section()
+    pairs = [(attack, one) for attack in keys for one in (result.before, result.after)]
+    for label, of in (
+        ("all", "average"),
+        (f"RA-Tail-{100 * result.before.tail_share:.0f}", "tail"),
+        ("worst class", "worst"),
+    ):
+        cells = [_interval_cell(one.interval(attack, of)) for attack, one in pairs]
+        table.add_row(label, str(result.before.n) if of == "average" else "", "", *cells)
+    out.print(table)
+
+
+def print_frontiers(
+    frontiers: Sequence["Frontier"], rows: Sequence[Mapping[str, Any]], names: Sequence[str], out: Console
+) -> None:
+    """Print the points of frontiers, and how they compare with the first one.
+
+    Args:
+        frontiers: The frontiers.
+        rows: What `compare_runs` returned for them.
+        names: Names of the runs.
+        out: Where it is printed.
+    """
+    first = frontiers[0].summary["protocol"]
+    title = f"accuracy under {first['name']}, {first['n']} test images, % with 95 % intervals"
+    table = _table(title, "", "offsets", "average", "tail", "worst class", "SA")
+    for name, frontier in zip(names, frontiers, strict=True):
+        for index, point in enumerate(frontier.summary["points"]):
+            cells = [_cell(point[key][0], point[key][1:]) for key in ("average", "tail", "worst", "sa")]
+            table.add_row(escape_terminal(name) if index == 0 else "", f"x {point['scale']:g}", *cells)
+        table.add_section()
+    out.print(table)
+    if len(frontiers) == 1:
+        return
+    lowest = format_percent(rows[0]["lowest_average"])
+    table = _table(
+        "compared with the first", "", f"tail at an average >= {lowest}", "points, 95 %", "area above, points²"
+    )
+    for name, row in zip(names, rows, strict=True):
+        tail, area, difference = row["tail_at_average"], row["area_above_first"], row["difference"]
+        cells = ["–" if tail is None else format_percent(tail), "–" if difference is None else _range(difference)]
+        table.add_row(escape_terminal(name), *cells, "–" if area is None else f"{1e4 * area:+.1f}")
+    out.print(table)
+
+
+def _range(values: Sequence[float]) -> str:
+    return "{:+.1f} ({:+.1f}, {:+.1f})".format(*(100 * value for value in values))
+
+
+def _interval_cell(interval: Any) -> str:
+    return _cell(interval.value, (interval.low, interval.high))
 
 
 def _points(interval: Any) -> str:

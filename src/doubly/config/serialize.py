@@ -12,7 +12,7 @@ from doubly.attacks import ATTACKS
 from doubly.bilevel import STEP_RULES
 from doubly.config.optimizers import OPTIMIZERS, InMemoryOptimizer
 from doubly.config.run import Run, Validation
-from doubly.config.user_code import InMemoryData, InMemoryModel, UserModel
+from doubly.config.user_code import InMemoryData, InMemoryModel, UserModel, WithOffsets
 from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Data
 from doubly.errors import UsageError
 from doubly.losses import LOSSES
@@ -28,7 +28,7 @@ _TABLES: dict[str, Mapping[str, type]] = {
     "step": STEP_RULES,
     "attack": ATTACKS,
     "method": METHODS,
-    "model": {**MODELS, "user": UserModel, "in_memory": InMemoryModel},
+    "model": {**MODELS, "user": UserModel, "in_memory": InMemoryModel, "with_offsets": WithOffsets},
     "dataset": {**DATASETS, "in_memory": InMemoryData},
     "imbalance": IMBALANCES,
     "augment": AUGMENTATIONS,

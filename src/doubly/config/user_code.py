@@ -4,15 +4,17 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from doubly.data import DataSource, Splits
 from doubly.errors import UsageError
-from doubly.models import Model
+from doubly.models import Model, SmallCNN
+from doubly.models.shifted import ShiftedLogits
 from doubly.models.weights import load_weights
 
 
@@ -91,6 +93,24 @@ class InMemoryModel(Model):
             "this run trained a network that was handed in from Python: name the function that builds it with "
             "--model package.module:function"
         )
+
+
+@dataclass(frozen=True)
+class WithOffsets(Model):
+    """A network and one number per class that is added to its logits; `doubly repair` writes it where it must."""
+
+    model: Model = field(default_factory=SmallCNN)
+    """the network without the offsets"""
+
+    @property
+    def label(self) -> str:
+        return self.model.label
+
+    def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        return ShiftedLogits(self.model.build(channels, classes, mean, std), torch.zeros(classes))
+
+    def without_initial_weights(self) -> "WithOffsets":
+        return replace(self, model=self.model.without_initial_weights())
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def bootstrap(
     Raises:
         UsageError: If there are no samples or resamples, or a number is out of range.
     """
-    values = [statistic(correct[index], y) for index in _resampled_positions(y, resamples, seed)]
+    values = [statistic(correct[index], y) for index in resampled_positions(y, resamples, seed)]
     return _percentile_interval(statistic(correct, y), values, level)
 
 
@@ -132,12 +132,21 @@ def bootstrap_difference(
     def difference(index: Ints | slice) -> float:
         return statistic(correct_a[index], y) - statistic(correct_b[index], y)
 
-    values = [difference(index) for index in _resampled_positions(y, resamples, seed)]
+    values = [difference(index) for index in resampled_positions(y, resamples, seed)]
     return _percentile_interval(difference(slice(None)), values, level)
 
 
-def _resampled_positions(y: Ints, resamples: int, seed: int) -> Iterator[Ints]:
-    """Yield positions drawn with replacement, each from the class of the sample that it replaces: labels stay `y`."""
+def resampled_positions(y: Ints, resamples: int, seed: int) -> Iterator[Ints]:
+    """Yield positions drawn with replacement, each from the class of the sample that it replaces: labels stay `y`.
+
+    Args:
+        y: Labels, (n,).
+        resamples: Number of resamples.
+        seed: Seed of the resampling.
+
+    Raises:
+        UsageError: If there are no samples or resamples, or the seed is negative.
+    """
     if resamples < 1 or not len(y) or seed < 0:
         raise UsageError(
             f"{resamples} resamples of {len(y)} samples with seed {seed}: give at least one of each, and a seed >= 0"

@@ -11,8 +11,9 @@ import jinja2
 import markupsafe
 
 from doubly.metric_names import METRICS
-from doubly.report.collect import Comparison
+from doubly.report.collect import BASELINE, Comparison
 from doubly.report.figures import INK
+from doubly.report.frontier import MAX_LOSS, as_trained, compare_frontiers, frontiers_of
 from doubly.report.pictures import Picture
 from doubly.report.protocol import flatten
 from doubly.report.run_result import RunResult
@@ -67,6 +68,29 @@ class Section:
         ]
         rows.sort(key=lambda row: sum(cell.mean or 0.0 for cell in row[2:]))
         return Table("Robust accuracy of each class", tuple(columns), tuple(rows))
+
+    @property
+    def frontiers(self) -> Table | None:
+        """Methods compared by their whole frontiers of average against tail; None if no run has one."""
+        frontiers = frontiers_of(self.comparison.methods)
+        if not frontiers:
+            return None
+        label = BASELINE if BASELINE in frontiers else next(iter(frontiers))
+        first, rows = frontiers[label][0], []
+        for name, group in frontiers.items():
+            compared = compare_frontiers([first, *group])[1:]
+            values = [[100 * as_trained(one) for one in group]]
+            values += [
+                _defined(compared, key, factor) for key, factor in (("tail_at_average", 100), ("area_above_first", 1e4))
+            ]
+            rows.append((Cell(name), *(mean_cell(numbers, 1) for numbers in values)))
+        columns = (
+            Column("method", None),
+            Column("average as trained"),
+            Column(f"tail at an average of at least {100 * (as_trained(first) - MAX_LOSS):.1f}"),
+            Column(f"area above {label}"),
+        )
+        return Table("Average against tail along class offsets", columns, tuple(rows))
 
     @property
     def protocol(self) -> dict[str, str]:
@@ -134,6 +158,10 @@ def inline_picture(path: Path, description: str) -> markupsafe.Markup:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     label = escape_html(description)
     return markupsafe.Markup(svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))
+
+
+def _defined(rows: Sequence[Mapping[str, Any]], key: str, factor: float) -> list[float]:
+    return [factor * row[key] for row in rows if row[key] is not None]
 
 
 def _class_cell(runs: Sequence[RunResult], name: str) -> Cell:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from doubly.report import figures
 from doubly.report.collect import BASELINE, Comparison
+from doubly.report.frontier import frontiers_of
 from doubly.report.protocol import describe
 from doubly.report.run_result import RunResult
 from doubly.rundir import RunDir
@@ -63,6 +64,13 @@ def _accuracy_figures(comparison: Comparison) -> list[Wanted]:
             "Weakest classes against average",
             "RA-Tail-30 against RA-PGD; upper right is better.",
             partial(figures.pareto, methods),
+        ),
+        (
+            "frontier",
+            "Weakest classes against average along class offsets",
+            "Each line begins at the network as trained (hollow mark) and adds more and more of the class offsets that "
+            "were fitted on held-out images; crosses are 95 % intervals; upper right is better.",
+            partial(figures.frontier, frontiers_of(methods)),
         ),
         (
             "cost",

@@ -1,4 +1,4 @@
-"""Figures drawn from the files of runs, one function each: the paper's figures 1 to 6, and four more.
+"""Figures drawn from the files of runs, one function each: the paper's figures 1 to 6, and five more.
 
 Paths are given without an ending: each figure is written as PNG, for print, and as SVG, for the page. A function
 returns True if it wrote the files, and False if the runs do not hold the data that it draws.
@@ -6,6 +6,7 @@ returns True if it wrote the files, and False if the runs do not hold the data t
 
 from doubly.report.figures.bars import per_class, per_class_panels
 from doubly.report.figures.curves import epsilon_curve, learning_curves
+from doubly.report.figures.frontier import frontier
 from doubly.report.figures.images import gallery
 from doubly.report.figures.matrices import confusion
 from doubly.report.figures.style import INK
@@ -19,6 +20,7 @@ __all__ = [
     "confusion",
     "cost",
     "epsilon_curve",
+    "frontier",
     "gallery",
     "learning_curves",
     "pareto",

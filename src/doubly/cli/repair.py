@@ -1,0 +1,152 @@
+"""doubly repair."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from doubly.callbacks import Callback
+from doubly.cli.options import parse_options, pop_flag
+from doubly.cli.tables import print_differences, print_line, print_repair
+from doubly.errors import UsageError
+from doubly.offsets.config import RepairConfig
+
+if TYPE_CHECKING:
+    from doubly.offsets.result import RepairResult
+
+
+@dataclass(frozen=True)
+class RepairOptions:
+    """Raise the weakest classes of a finished network: one number per class is added to its logits, fitted under attack
+    on held-out images. Writes a network that others can load, with the accuracies before and after on held-out images
+    that were not used for the fit. --set FIELD=JSON changes a field of the dataset."""
+
+    directory: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR]", help_behavior_hint="")] = (
+        None
+    )
+    """run directory"""
+    config: Annotated[RepairConfig, tyro.conf.arg(name="")] = field(default_factory=RepairConfig)
+    """settings"""
+    output: Annotated[
+        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: DIR-repaired, or repairs/NAME)")
+    ] = None
+    """folder to write, which must be new or empty"""
+    attacks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…")] = ("margin",)
+    """attacks under which the result is judged; names from `doubly list attacks`"""
+    threat: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: that of the run, or linf)")
+    ] = None
+    """what the attacker may do: linf, l2, or another name from `doubly list kinds threat`"""
+    epsilon: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="NUMBER", help_behavior_hint="(default: that of the run, or 8/255 for linf and 0.5 for l2)"
+        ),
+    ] = None
+    """radius of the threat, such as 8/255"""
+    checkpoint: Literal["last", "best"] = "last"
+    """checkpoint of a run: that of the last epoch, or of the best on the hold-out"""
+    device: str = "auto"
+    """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
+    model: Annotated[
+        str | None, tyro.conf.arg(metavar="M:F", help_behavior_hint="(default: the network of the run)")
+    ] = None
+    """package.module:function that builds your network"""
+    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
+        None
+    )
+    """weights of your network: safetensors, or a state dict saved by torch"""
+    data: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the data of the run)")] = (
+        None
+    )
+    """dataset, recipe, folder or file whose training images your network was not trained on; never its test images"""
+    data_root: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="DIR", help_behavior_hint="(default: that of the run, or where doubly data fetch puts them)"
+        ),
+    ] = None
+    """folder with the dataset's files"""
+
+
+def repair(arguments: list[str], out: Console, err: Console) -> int:
+    """Fit class offsets of a run directory or of a network of the user's own, and write the repaired network."""
+    words = list(arguments)
+    changes = pop_flag(words, "--set")
+    options = parse_options(RepairOptions, words, "repair")
+    if options.directory is None and (options.model is None or options.data is None):
+        raise UsageError("give a run directory, or --model package.module:function with --weights FILE and --data NAME")
+    if options.directory is not None and (options.data or options.weights or changes):
+        raise UsageError("a run directory knows its data and weights: leave out --data, --weights and --set")
+    from doubly.cli.progress import terminal_progress
+    from doubly.jobs.signals import interrupt_on_signals
+
+    with interrupt_on_signals(), terminal_progress(err) as callback:
+        if options.directory is not None:
+            result, folder = _repair_run(options, options.directory, callback)
+        else:
+            result, folder = _repair_network(options, changes, callback)
+    print_repair(result, str(options.directory or options.model), out)
+    print_differences(result.differences(), result.after, "after minus before", out)
+    if options.directory is not None:
+        print_line(out, f"wrote {folder}; now: doubly evaluate {folder}")
+    else:
+        print_line(out, f"wrote {folder / 'weights.safetensors'} and {folder / 'repair.json'}")
+    return 0
+
+
+def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> tuple["RepairResult", Path]:
+    from doubly.checkpoints.load import load_run
+    from doubly.cli.sources import select_threat
+    from doubly.config.user_code import UserModel
+    from doubly.offsets.api import repair_run
+
+    folder = options.output or directory.with_name(f"{directory.resolve().name}-repaired")
+    result = repair_run(
+        directory,
+        folder,
+        checkpoint=options.checkpoint,
+        architecture=UserModel(options.model) if options.model else None,
+        device=options.device,
+        threat=select_threat(options.threat, options.epsilon, load_run(directory).validation.attack.threat),
+        attacks=options.attacks,
+        root=options.data_root,
+        config=options.config,
+        callbacks=[callback],
+    )
+    return result, folder
+
+
+def _repair_network(options: RepairOptions, changes: list[str], callback: Callback) -> tuple["RepairResult", Path]:
+    from doubly.cli.sources import run_for_source, select_threat, source_folder_name
+    from doubly.config.device import select_device
+    from doubly.config.environment import command_line
+    from doubly.config.user_code import UserModel
+    from doubly.distributed import SINGLE_PROCESS
+    from doubly.offsets.api import repair as repair_network
+    from doubly.offsets.held_out import held_out_images
+    from doubly.seeding import global_generators
+
+    assert options.model is not None and options.data is not None  # as `repair` checks
+    folder = options.output or Path("repairs") / source_folder_name(options.model, options.weights)
+    run = run_for_source(options.data, options.data_root, changes)
+    held_out, splits, notes = held_out_images(run.data, trained_here=False)
+    for note in notes:
+        callback.on_message(note)
+    with global_generators(0):  # a function that loads no weights returns the same network each time
+        architecture = UserModel(options.model, options.weights)
+        model = architecture.build(held_out.x.shape[1], len(held_out.classes), [0.0], [1.0])
+    result = repair_network(
+        model.to(select_device(options.device, SINGLE_PROCESS)),
+        held_out,
+        select_threat(options.threat, options.epsilon, None),
+        test=splits.test,
+        attacks=options.attacks,
+        output=folder,
+        callbacks=[callback],
+        about={"model": options.model, "weights": options.weights, "data": options.data, "command": command_line()},
+        **asdict(options.config),
+    )
+    return result, folder

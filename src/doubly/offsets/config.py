@@ -1,0 +1,82 @@
+"""The settings of a repair."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from doubly.errors import UsageError
+
+FitLoss = Literal["margin", "cross_entropy"]
+FIRST_ATTACK = 5  # times as many steps for the first attack, which starts at random, as for each later one
+MAX_ATTACK_STEPS = 100  # of each image, in the whole fit
+_COUNTS = ("rounds", "attack_steps", "steps", "images", "judge_images", "chunk_size")
+
+
+@dataclass(frozen=True)
+class RepairConfig:
+    """The settings of a repair.
+
+    Raises:
+        UsageError: If a number is out of range, or two settings do not fit together.
+    """
+
+    priority: float = 1.0
+    """how far to go from the network as it is (0) to the fitted offsets (1)"""
+    temperature: float = 0.2
+    """R of the objective R log mean_c exp(error_c / R): a small one cares for the weakest class, a large one for all"""
+    smoothing: float = 0.1
+    """width of the smooth step from right to wrong, relative to the spread of the logit margins under attack"""
+    step_size: float = 0.05
+    """step of the offsets, relative to the same spread; it decays to 0"""
+    rounds: int = 10
+    """rounds of attack steps and steps of the offsets; the attack goes on from where it was"""
+    attack_steps: int = 4
+    """attack steps in each round, and five times as many before the first; at most 100 in all"""
+    steps: int = 5
+    """steps of the offsets in each round"""
+    fit_on: FitLoss = "margin"
+    """loss of the attack in the fit: margin, or cross_entropy"""
+    implicit: bool = False
+    """also differentiate through the attack, which takes second derivatives; with --fit-on cross_entropy only, since
+    the slope of a margin does not depend on offsets"""
+    fit_share: float = 0.5
+    """share of the held-out images that the offsets are fitted on; the others judge the result"""
+    images: int = 2000
+    """most images to fit on, in the proportions of the classes"""
+    judge_images: int = 2000
+    """most images to judge on"""
+    seed: int = 0
+    """decides which images fit and which judge, and where attacks start"""
+    chunk_size: int = 250
+    """images that are attacked at a time"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 1:
+            raise UsageError(
+                f"priority lies in [0, 1], from the network as it is to the fitted offsets, got {self.priority:g}"
+            )
+        for name, symbol in (("temperature", " (R)"), ("smoothing", ""), ("step_size", "")):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise UsageError(f"{name}{symbol} must be positive and finite, got {value:g}")
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.all_attack_steps > MAX_ATTACK_STEPS:
+            raise UsageError(
+                f"a fit takes at most {MAX_ATTACK_STEPS} attack steps, got {self.all_attack_steps}: lower rounds or "
+                "attack_steps"
+            )
+        if self.fit_on not in get_args(FitLoss):
+            raise UsageError(f"fit_on is one of {', '.join(get_args(FitLoss))}, got '{self.fit_on}'")
+        if self.implicit and self.fit_on == "margin":
+            raise UsageError(
+                "the slope of a margin does not depend on offsets, so that its implicit term is 0: use fit_on "
+                "cross_entropy, or leave implicit out"
+            )
+        if not 0 < self.fit_share < 1:
+            raise UsageError(f"fit_share lies inside (0, 1), since the other images judge, got {self.fit_share:g}")
+
+    @property
+    def all_attack_steps(self) -> int:
+        """Attack steps of each image in the whole fit."""
+        return (FIRST_ATTACK + self.rounds) * self.attack_steps

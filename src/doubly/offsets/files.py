@@ -1,0 +1,72 @@
+"""The files of a repair: a network that others can load, as safetensors, and JSON that says what was done."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from doubly.checkpoints import Checkpoint, load_run, save_checkpoint
+from doubly.config.serialize import to_json
+from doubly.config.user_code import WithOffsets
+from doubly.errors import UsageError
+from doubly.evaluation.io import check_folder
+from doubly.models import Model
+from doubly.offsets.result import RepairResult
+from doubly.rundir import RunDir, write_json
+from doubly.text import method_label
+
+WEIGHTS, REPAIR = "weights.safetensors", "repair.json"
+LABEL = "{} repaired"
+
+
+def check_output(folder: Path) -> None:
+    """Refuse an output that cannot be written or already holds something, before the work.
+
+    Raises:
+        UsageError: If so.
+    """
+    check_folder(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty: choose another --output, or delete it")
+
+
+def write_network(result: RepairResult, folder: Path) -> None:
+    """Write weights.safetensors and repair.json.
+
+    Raises:
+        UsageError: If the folder cannot be written.
+    """
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in result.model.state_dict().items()}
+    safetensors.torch.save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    write_json(folder / REPAIR, result.summary())
+
+
+def write_run_dir(
+    result: RepairResult, source: Path, folder: Path, info: dict[str, Any], architecture: Model | None
+) -> None:
+    """Write a run directory of the repaired network, which `doubly evaluate` and `doubly report` take.
+
+    Args:
+        result: The repair.
+        source: The run directory of the network as it was.
+        folder: The run directory to write.
+        info: state.json of its checkpoint.
+        architecture: What builds the network, if not the run's own configuration.
+    """
+    run = load_run(source)
+    model = architecture or run.model
+    label = LABEL.format(run.label or method_label(run.name))
+    repaired = replace(run, label=label, ema_decay=None, model=model if result.layer else WithOffsets(model))
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in info.items() if name not in ("schema", "checksums")}
+    checkpoint = Checkpoint({"model": dict(result.model.state_dict())}, {**kept, "repaired": True})
+    save_checkpoint(RunDir(folder).checkpoints, "last", checkpoint)
+    for file in (RunDir(source).environment, RunDir(source).metrics):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    write_json(folder / REPAIR, result.summary())
+    write_json(RunDir(folder).config, to_json(repaired))  # last: a folder with a config.json is a complete run

@@ -1,0 +1,206 @@
+"""The frontier of a network: average and tail under attack at several factors of its fitted class offsets."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from doubly.attacks import model_device
+from doubly.callbacks import Callback, CallbackList
+from doubly.checkpoints.load import load_model_and_info, load_run
+from doubly.config.device import select_device
+from doubly.config.environment import command_line
+from doubly.config.run import Run
+from doubly.data import Images, load_splits
+from doubly.distributed import SINGLE_PROCESS
+from doubly.errors import UsageError
+from doubly.evaluation.api import evaluate
+from doubly.evaluation.attacks import describe_attacks, reference_pgd, select_attacks
+from doubly.evaluation.metrics import Bools, Ints
+from doubly.evaluation.network import model_sha256
+from doubly.evaluation.result import EvalResult
+from doubly.evaluation.task import select_images
+from doubly.models.shifted import ShiftedLogits
+from doubly.offsets.api import fit_network, run_images, with_root
+from doubly.offsets.config import RepairConfig
+from doubly.report.frontier import SCHEMA, read_frontier
+from doubly.rundir import RunDir, write_json
+from doubly.text import method_label
+from doubly.threat import Threat
+
+SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
+MAX_SCALE = 10.0
+
+
+@dataclass(frozen=True)
+class FrontierConfig:
+    """The settings of a frontier.
+
+    Raises:
+        UsageError: If a number is out of range, or the network as trained is not among the points.
+    """
+
+    scales: tuple[float, ...] = SCALES
+    """factors of the fitted offsets, 0 among them; above 1 they go on beyond the fit"""
+    attack: str = "margin"
+    """attack under which average and tail are measured; a name from `doubly list attacks`"""
+    images: int | None = 1000
+    """number of test images, in the proportions of the classes; none: all"""
+    eval_seed: int = 0
+    """seed of the attack"""
+
+    def __post_init__(self) -> None:
+        if len(set(self.scales)) < 2 or 0.0 not in self.scales or not all(0 <= s <= MAX_SCALE for s in self.scales):
+            raise UsageError(
+                f"scales are at least two different numbers from 0 to {MAX_SCALE:g}, 0 among them, got {self.scales}"
+            )
+        if self.images is not None and self.images < 1:
+            raise UsageError(f"images must be at least 1, or none for all, got {self.images}")
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """The frontier of one network.
+
+    Attributes:
+        label: Name of the network in tables.
+        summary: The contents of frontier.json.
+        correct: Whether each image is predicted correctly under attack at each scale, (points, n).
+        y: Labels, (n,).
+    """
+
+    label: str
+    summary: dict[str, Any]
+    correct: Bools
+    y: Ints
+
+
+def frontier_run(
+    path: Path,
+    *,
+    checkpoint: str = "last",
+    device: str = "auto",
+    threat: Threat | None = None,
+    root: str | None = None,
+    config: FrontierConfig | None = None,
+    repair: RepairConfig | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Frontier:
+    """Evaluate the network of a run directory along its class offsets, and write frontier.json and frontier.npz.
+
+    A frontier that was made with the same network and settings is read and not computed again.
+
+    Args:
+        path: The run directory.
+        checkpoint: Name of the checkpoint: last or best.
+        device: auto, cpu, cuda, …
+        threat: Another threat than that of the run's validation.
+        root: Folder with the dataset's files, if not the one used in training.
+        config: The scales, the attack and the images.
+        repair: How the offsets are fitted.
+        callbacks: Listeners.
+
+    Returns:
+        The points, with their intervals.
+
+    Raises:
+        UsageError: If it is not a run directory, has no held-out images, or something does not fit.
+        NonFiniteError: If the network returns NaN or infinity.
+    """
+    config, repair, callback = config or FrontierConfig(), repair or RepairConfig(), CallbackList(callbacks)
+    run = with_root(load_run(path), root)
+    model = load_model_and_info(path, checkpoint, None)[0].to(select_device(device, SINGLE_PROCESS))
+    pgd = run.validation.attack if threat is None else reference_pgd(threat)
+    attacks = select_attacks(config.attack, pgd, config.eval_seed)
+    if attacks.ensemble is not None:
+        raise UsageError(
+            "a frontier takes an attack with one perturbation per image, not AutoAttack: use margin or pgd"
+        )
+    test = select_images(load_splits(run.data).test, config.images)
+    protocol = {
+        **describe_attacks(attacks.attacks),
+        "name": config.attack,
+        "n": len(test),
+        "seed": config.eval_seed,
+        "data_sha256": test.sha256(),
+        "checkpoint": checkpoint,
+        "model_sha256": model_sha256(model),
+        "scales": list(config.scales),
+        "repair": asdict(repair),
+    }
+    if (saved := _read_saved(path, run, protocol)) is not None:
+        callback.on_message(f"{path}: frontier.json was made with the same network and settings, and is reused")
+        return saved
+    fit, notes = fit_network(model, run_images(run, repair), pgd.threat, repair, callback)
+    results = _evaluate_scales(model, fit.offsets, test, attacks.attacks, config, callback)
+    summary = {
+        "schema": SCHEMA,
+        "label": _label(run),
+        "points": [_point(scale, result, config.attack) for scale, result in results],
+        "offsets": fit.offsets.tolist(),
+        "protocol": protocol,
+        "notes": notes,
+        "command": command_line(),
+    }
+    frontier = Frontier(
+        _label(run), summary, np.stack([result.correct[config.attack] for _, result in results]), results[0][1].y
+    )
+    _write(path, frontier)
+    return frontier
+
+
+def _evaluate_scales(
+    model: nn.Module,
+    offsets: torch.Tensor,
+    test: Images,
+    attacks: Any,
+    config: FrontierConfig,
+    callback: Callback,
+) -> list[tuple[float, EvalResult]]:
+    results = []
+    device = model_device(model)
+    for scale in sorted(config.scales):
+        network = ShiftedLogits(model, scale * offsets.to(device))
+        results.append((scale, evaluate(network, test, None, attacks, trust=False, seed=config.eval_seed)))
+        callback.on_message(f"offsets x {scale:g}: {_describe(results[-1][1], config.attack)}")
+    return results
+
+
+def _describe(result: EvalResult, attack: str) -> str:
+    average, weakest = result.accuracy(attack), result.tail(attack)[0]
+    return f"average {average:.1%}, tail {weakest:.1%}, worst class {result.worst(attack)[1]:.1%}"
+
+
+def _point(scale: float, result: EvalResult, attack: str) -> dict[str, Any]:
+    parts = {of: list(result.interval(attack, of)) for of in ("average", "tail", "worst")}
+    return {"scale": scale, **parts, "sa": list(result.interval("clean"))}
+
+
+def _label(run: Run) -> str:
+    return run.label or method_label(run.name)
+
+
+def _write(path: Path, frontier: Frontier) -> None:
+    np.savez_compressed(path / "frontier.npz", correct=frontier.correct, y=frontier.y)
+    write_json(RunDir(path).frontier, frontier.summary)
+
+
+def _read_saved(path: Path, run: Run, protocol: dict[str, Any]) -> Frontier | None:
+    """Return the frontier in a run directory if it was made with the same network and settings."""
+    try:
+        saved = read_frontier(path)
+        if saved is None or {**saved["protocol"]} != _as_json(protocol):
+            return None
+        with np.load(path / "frontier.npz", allow_pickle=False) as arrays:
+            return Frontier(_label(run), saved, arrays["correct"], arrays["y"])
+    except (UsageError, OSError, LookupError, ValueError):  # nothing that can be read: computed again
+        return None
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))

@@ -1,0 +1,83 @@
+"""Which images a repair takes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from doubly.data import Data, Digits, StepImbalance
+from doubly.errors import UsageError
+from doubly.offsets.config import RepairConfig
+from doubly.offsets.held_out import divide, held_out_images, notes_on_few_images, without_test_images
+
+
+def test_fit_and_judge_are_disjoint_and_have_every_class(problems):
+    images = problems.bright_rows(200)
+    parts = divide(images, RepairConfig())
+    fit, judge = set(parts.fit.ids.tolist()), set(parts.judge.ids.tolist())
+    assert fit | judge == set(range(200)) and not fit & judge and parts.notes == []
+    assert parts.fit.counts().tolist() == parts.judge.counts().tolist() == [25] * 4
+    few = divide(images, RepairConfig(images=40, judge_images=12, fit_share=0.25))
+    assert (len(few.fit), len(few.judge)) == (40, 12) and not set(few.fit.ids.tolist()) & set(few.judge.ids.tolist())
+    assert divide(images, RepairConfig(seed=1)).fit.ids.tolist() != parts.fit.ids.tolist()
+
+
+def test_the_hold_out_of_a_run_or_what_it_leaves_out_is_taken():
+    data = Data(Digits(), StepImbalance(0.2), holdout=0.3)
+    held_out, splits, notes = held_out_images(data, trained_here=True)
+    assert len(held_out) == round(0.3 * len(splits.train)) and notes == []
+    data = Data(Digits(), StepImbalance(0.2), train_images=1000)
+    unused, splits, notes = held_out_images(data, trained_here=True)
+    assert not set(unused.ids.tolist()) & set(splits.train.ids.tolist()) and len(unused) == 1437 - 1000
+    assert "437 training images" in notes[0]
+    everything, splits, notes = held_out_images(replace(data, train_images=None), trained_here=False)
+    assert len(everything) == len(splits.train) and "too small" in notes[0]
+    with pytest.raises(UsageError, match=r"holds none out.*--data\.holdout"):
+        held_out_images(replace(data, train_images=None), trained_here=True)
+
+
+def test_test_images_are_refused_and_a_few_duplicates_left_out(problems):
+    images, test = problems.bright_rows(200), problems.bright_rows(50, seed=1)
+    assert without_test_images(images, None) == (images, []) and without_test_images(images, test) == (images, [])
+    with pytest.raises(UsageError, match="200 of the 200 held-out images are test images"):
+        without_test_images(images, images)
+    x = torch.cat([images.x[:199], test.x[:1]])
+    mixed = replace(images, x=x)
+    rest, notes = without_test_images(mixed, test)
+    assert len(rest) == 199 and "1 held-out images" in notes[0]
+
+
+def test_classes_without_or_with_few_images_are_mentioned(problems):
+    images = problems.bright_rows(400)
+    part = images.subset((images.y != 1) & ((images.y != 2) | (torch.arange(400) < 60)))
+    parts = divide(part, RepairConfig())
+    assert parts.notes == ["no held-out images to fit on of class 1: the offset stays 0"]
+    notes = notes_on_few_images(parts.fit, torch.tensor([0.5, torch.nan, 0.5, 0.5]))
+    assert len(notes) == 1 and "of class 2" in notes[0] and "(7 images)" in notes[0] and "% to " in notes[0]
+    assert notes_on_few_images(divide(problems.bright_rows(800), RepairConfig()).fit, torch.zeros(4)) == []
+
+
+def test_one_class_is_refused(problems):
+    images = problems.bright_rows(40)
+    with pytest.raises(UsageError, match="of 1 class"):
+        divide(images.subset(images.y == 0), RepairConfig())
+
+
+REFUSED = [
+    ({"priority": 1.5}, "priority lies in"),
+    ({"priority": -0.1}, "priority lies in"),
+    ({"temperature": 0.0}, r"temperature \(R\) must be positive"),
+    ({"temperature": float("nan")}, r"temperature \(R\) must be positive"),
+    ({"smoothing": -1.0}, "smoothing must be positive"),
+    ({"rounds": 0}, "rounds must be at least 1"),
+    ({"rounds": 50, "attack_steps": 4}, "at most 100 attack steps, got 220"),
+    ({"fit_on": "dlr"}, "fit_on is one of"),
+    ({"implicit": True}, "implicit term is 0"),
+    ({"fit_share": 1.0}, "fit_share lies inside"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        RepairConfig(**settings)
