@@ -21,12 +21,15 @@ from doubly.methods import (
     MART,
     METHODS,
     TRADES,
+    WAT,
     WMMR,
+    DONEClass,
     FastATGA,
     FastBAT,
     Method,
     Standard,
 )
+from doubly.schedules import Constant
 from doubly.seeding import Rows
 from doubly.threat import LinfBall
 from doubly.types import Batch, Objective, TrainStep
@@ -49,6 +52,9 @@ METHODS_HERE = [  # with settings by which weights depend on the whole batch, an
     WMMR(ATTACK, normalize="batch"),
     CFOL(ATTACK, eta=0.1),
     FRL(NOISY),
+    WAT(NOISY),
+    DONEClass(ATTACK),
+    DONEClass(ATTACK, mode="gradient", temperature=Constant(0.5), cap=2.0, implicit="exact"),
     FastATGA(FGSM(LinfBall(0.1))),
     FastATGA(FGSM(LinfBall(0.1)), strength=0.0),
     FastBAT(),

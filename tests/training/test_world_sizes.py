@@ -27,7 +27,23 @@ from doubly.data import Images, Splits
 from doubly.data.augmentation import PadCropFlip
 from doubly.errors import Interrupted, UsageError
 from doubly.losses import TradesLoss
-from doubly.methods import AWP, CFOL, FAT, FRL, GAIRAT, MAIL, MART, METHODS, TRADES, WMMR, FastATGA, FastBAT, Standard
+from doubly.methods import (
+    AWP,
+    CFOL,
+    FAT,
+    FRL,
+    GAIRAT,
+    MAIL,
+    MART,
+    METHODS,
+    TRADES,
+    WAT,
+    WMMR,
+    DONEClass,
+    FastATGA,
+    FastBAT,
+    Standard,
+)
 from doubly.rundir import read_metrics
 from doubly.schedules import Constant
 from doubly.training.loop import train_run
@@ -52,6 +68,10 @@ METHODS_HERE = {
     "cfol": CFOL(ATTACK, eta=0.1),
     "cfol, reweighting": CFOL(ATTACK, eta=0.1, mode="reweighting"),
     "frl": FRL(NOISY),
+    "wat": WAT(NOISY),
+    "done class": DONEClass(ATTACK, rate=0.2),
+    "done class, held out": DONEClass(ATTACK, driver="holdout", rate=0.2, interval=2),
+    "done class, gradient": DONEClass(ATTACK, mode="gradient", temperature=Constant(0.5), implicit="exact"),
     "fast at ga": FastATGA(FGSM(BALL, reach=1.25)),
     "fast bat": FastBAT(),
     "done": DONE(ATTACK, cap=3.0),
@@ -110,7 +130,7 @@ def trained(case, output=None, stop=lambda: False, resume=False, shift=0.0, **ch
     torch.manual_seed(0)
     model = build().double()
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
-    data = Data(InMemoryData(), augment=PadCropFlip(1))
+    data = Data(InMemoryData(), holdout=0.2 if method.validation_interval else 0.0, augment=PadCropFlip(1))
     validation = Validation(size=7, attack=PGD(BALL, 1, SignStep(0.1)))
     settings = {
         "epochs": 1,

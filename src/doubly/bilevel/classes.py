@@ -156,6 +156,14 @@ class ClassLogMeanExp:
         """Return G, (C,); -inf for a class that no batch has had."""
         return state["risks"]
 
+    def class_probabilities(self, state: State) -> Tensor:
+        """Return p, (C,).
+
+        Args:
+            state: What `update` returned.
+        """
+        return self._class_probabilities(state["risks"])
+
     def _split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses in float64 and the classes of the samples, each (B,)."""
         if values.dim() != 2 or values.shape[1] != 2:

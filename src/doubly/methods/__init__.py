@@ -4,6 +4,7 @@ from doubly.methods.at import AT
 from doubly.methods.awp import AWP
 from doubly.methods.cfol import CFOL
 from doubly.methods.done import DONE
+from doubly.methods.done_class import DONEClass
 from doubly.methods.fast_at_ga import FastATGA
 from doubly.methods.fast_bat import FastBAT
 from doubly.methods.fat import FAT
@@ -14,6 +15,7 @@ from doubly.methods.mart import MART
 from doubly.methods.method import Method
 from doubly.methods.standard import Standard
 from doubly.methods.trades import TRADES
+from doubly.methods.wat import WAT
 from doubly.methods.wmmr import WMMR
 
 METHODS: dict[str, type[Method]] = {
@@ -31,6 +33,8 @@ METHODS: dict[str, type[Method]] = {
     "awp": AWP,
     "cfol": CFOL,
     "frl": FRL,
+    "wat": WAT,
+    "done_class": DONEClass,
 }
 
 __all__ = [
@@ -45,7 +49,9 @@ __all__ = [
     "MART",
     "METHODS",
     "TRADES",
+    "WAT",
     "WMMR",
+    "DONEClass",
     "FastATGA",
     "FastBAT",
     "Method",

@@ -15,7 +15,9 @@ from doubly.methods import (
     MAIL,
     MART,
     TRADES,
+    WAT,
     WMMR,
+    DONEClass,
     FastATGA,
     FastBAT,
     Method,
@@ -27,6 +29,7 @@ FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")
 FAST_EPOCHS = 25  # the paper's fast setting
 # Labels in tables, where capitals of the name would not give them.
 LABELS = {"standard": "Standard", "fast_at": "Fast-AT", "fast_at_ga": "Fast-AT-GA", "fast_bat": "Fast-BAT"}
+HOLDOUT = 0.1  # for methods that learn from held-out images
 TABLES = dict.fromkeys(FAST, "fast")  # fewer steps and epochs than the other methods: a table of their own
 
 
@@ -72,14 +75,21 @@ def methods(
         "cfol": CFOL(attack(), eta=cfol_eta),
         "cfol_reweighting": CFOL(attack(), mode="reweighting", eta=cfol_eta),
         "frl": FRL(near),
+        "wat": WAT(near),
         "done_pgd": with_done(SignStep(step)),
         "done_gd": with_done(BarrierStep(gradient_step)),
         "done_adam": with_done(AdamStep(step)),
         "done_chi2": replace(with_done(SignStep(step)), divergence="chi2", mean_weight_limit=None),
         "done_cvar": replace(with_done(SignStep(step)), divergence="cvar", mean_weight_limit=None, cap=2.0),
+        "done_class": DONEClass(attack()),
         "fast_at": AT(FGSM(threat, 1.25, "uniform")),
         "fast_at_ga": FastATGA(FGSM(threat, 1.25)),
         "fast_bat": FastBAT(PGD(threat, 1, GradientStep(spanning_step))),
         "n_fgsm": AT(NFGSM(threat)),
         "done_fast": replace(done, attack=PGD(threat, 2, quick), implicit="exact"),
     }
+
+
+def holdout_share(method: Method) -> float:
+    """Return the share of the training images that a method's recipe holds out: 0 unless it learns from them."""
+    return 0.0 if method.validation_interval is None else HOLDOUT

@@ -1,21 +1,62 @@
-"""Validation during training: clean and under two attacks, and warnings about training that has gone wrong."""
+"""Held-out images during training: validation, with warnings if training has gone wrong, and what methods learn."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Literal
 
 import numpy as np
 
+from doubly.attacks import eval_mode
 from doubly.callbacks import Callback
 from doubly.config.run import Validation
+from doubly.data import Images
+from doubly.data.loader import batches, steps_per_epoch
 from doubly.evaluation.attacks import select_attacks
 from doubly.evaluation.metrics import nan_to_none
 from doubly.evaluation.predict import predict
 from doubly.evaluation.result import EvalResult
 from doubly.training.state import TrainState
+from doubly.types import Batch
 
 OVERFITTING_DROP = 0.2  # of accuracy under PGD below its highest, while the training attack is still withstood
 COLLAPSE_SHARE = 0.9  # of all predictions that are one class
 MASKING_GAP = 0.15  # accuracy under cross-entropy PGD above that under margin PGD
+
+
+def update_from_holdout(state: TrainState) -> None:
+    """Let the method learn from held-out images after a step, if it is time to; all processes share the images."""
+    method = state.warmed_up_method(state.progress(state.step))
+    if method.validation_interval is None or state.data.driver is None:
+        return
+    with eval_mode(state.model):
+        for number, batch in _due_batches(state, state.data.driver, method.validation_interval):
+            step = state.train_step(len(batch.y))._replace(step=number)
+            state.method_state = method.on_validation(state.model, batch, state.method_state, step)
+
+
+def _due_batches(state: TrainState, images: Images, interval: int | Literal["epoch"]) -> Iterator[tuple[int, Batch]]:
+    """Yield the held-out batches that are due after this step, each with a number for its random draws.
+
+    They are all images after an epoch; or every `interval` steps the next batch, of one pass over the images after
+    another. Which ones follows from the number of the step alone, so that resuming needs nothing else.
+    """
+    run, rank, world_size = state.run, state.communicator.rank, state.communicator.world_size
+    size = min(run.batch_size, (run.microbatch or run.batch_size) * world_size)
+
+    def load(number: int, start: int = 0) -> Iterator[Batch]:
+        layout = state.channels_last
+        return batches(
+            images, size, run.seed, number, start=start, channels_last=layout, rank=rank, world_size=world_size
+        )
+
+    if interval == "epoch":
+        if state.step + 1 == state.steps_per_epoch:
+            yield from enumerate(load(state.epoch))
+        return
+    calls, steps_left = divmod(state.epoch * state.steps_per_epoch + state.step + 1, interval)
+    if steps_left == 0:
+        number, start = divmod(calls - 1, max(1, steps_per_epoch(len(images), size, world_size)))
+        yield from ((state.step, batch) for batch in islice(load(number, start), 1))
 
 
 def validate_epoch(state: TrainState, row: dict[str, Any], callback: Callback) -> bool:
