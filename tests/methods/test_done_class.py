@@ -96,8 +96,9 @@ def test_held_out_images_drive_it_instead_of_the_batches():
     assert (state["images"] == 0).all()
     state = method.on_validation(Oracle().eval(), batch, state, STEP)
     assert torch.equal(state["images"], torch.tensor([[2, 1, 2], [1, 0, 2]]).double())
-    state = method.on_validation(Oracle().eval(), batch, state, STEP)
-    assert torch.allclose(state["images"][0], torch.tensor([2, 1, 2]).double() * (1 + 0.9**3))
+    for step in (STEP._replace(step=7), STEP._replace(step=7)):  # two microbatches of one batch
+        state = method.on_validation(Oracle().eval(), batch, state, step)
+    assert torch.allclose(state["images"][0], torch.tensor([2, 1, 2]).double() * (2 + 0.9**3))
 
 
 def test_large_temperatures_are_balanced_at_or_at():

@@ -117,7 +117,8 @@ class DONEClass(Method):
     def init(self, counts: Tensor | None = None) -> State:
         if counts is None:
             raise UsageError("DONEClass needs the training images per class: init(images.counts())")
-        state = {"counts": counts.double(), "images": counts.new_zeros(2, len(counts), dtype=torch.float64)}
+        images, never = counts.new_zeros(2, len(counts), dtype=torch.float64), torch.full_like(counts[:1].repeat(2), -1)
+        state = {"counts": counts.double(), "images": images, "validated": never}
         self._prior(state)
         return state
 
@@ -185,7 +186,7 @@ class DONEClass(Method):
             direction = cid(problem, delta, composition, previous, solve, all_gather=lambda _: gathered[0][:, :2])
         counting = self.mode == "best_response" and self.driver == "train"
         images = self._count(state, gathered[0], 1 - self.rate) if counting else state["images"]
-        new_state = {"counts": state["counts"], "images": images, **direction.state}
+        new_state = {"counts": state["counts"], "images": images, "validated": state["validated"], **direction.state}
         losses, weights = direction.values[:, 0], direction.cotangents[:, 0]
         record = {"largest_class_probability": composition.class_probabilities(direction.state).max()}
         return Objective(direction.loss, losses, weights, direction.aux, new_state, record)
@@ -194,8 +195,9 @@ class DONEClass(Method):
         delta = self.attack(model, batch.x, batch.y, step.generator("validation"))
         with torch.no_grad():
             rows, _ = self._rows(model, batch, state, delta)
-        decay = (1 - self.rate) ** self.interval
-        return {**state, "images": self._count(state, step.communicator.all_gather(rows), decay)}
+        now = torch.tensor([step.epoch, step.step]).to(state["validated"])
+        decay = 1.0 if torch.equal(now, state["validated"]) else (1 - self.rate) ** self.interval  # once per batch
+        return {**state, "images": self._count(state, step.communicator.all_gather(rows), decay), "validated": now}
 
     def _precision(self, batch: Batch) -> AbstractContextManager[object]:
         """Switch autocast off where there is an implicit term, which drowns in half precision."""

@@ -130,7 +130,8 @@ class Method:
         """Learn from held-out images, which the method attacks itself.
 
         Only called if `validation_interval` is not None. The images are those of the hold-out that validation does not
-        use, without augmentation. What depends on all of them goes through `step.communicator.all_gather`.
+        use, without augmentation. What depends on all of them goes through `step.communicator.all_gather`. Calls with
+        the same epoch and step are microbatches of one batch.
 
         Args:
             model: The network, in evaluation mode.

@@ -11,10 +11,13 @@ from doubly.callbacks import Callback
 from doubly.config.run import Validation
 from doubly.data import Images
 from doubly.data.loader import batches, steps_per_epoch
+from doubly.distributed.microbatch import microbatch_rows, microbatch_sizes
 from doubly.evaluation.attacks import select_attacks
 from doubly.evaluation.metrics import nan_to_none
 from doubly.evaluation.predict import predict
 from doubly.evaluation.result import EvalResult
+from doubly.seeding import Rows
+from doubly.training.accumulation import split_batch
 from doubly.training.state import TrainState
 from doubly.types import Batch
 
@@ -30,8 +33,11 @@ def update_from_holdout(state: TrainState) -> None:
         return
     with eval_mode(state.model):
         for number, batch in _due_batches(state, state.data.driver, method.validation_interval):
-            step = state.train_step(len(batch.y))._replace(step=number)
-            state.method_state = method.on_validation(state.model, batch, state.method_state, step)
+            step, sizes = state.train_step(len(batch.y)), microbatch_sizes(len(batch.y), state.run.microbatch)
+            rows = microbatch_rows(step.rows or Rows(0, len(batch.y)), sizes)
+            for part, part_rows in zip(split_batch(batch, sizes), rows, strict=True):
+                step = step._replace(step=number, rows=part_rows)
+                state.method_state = method.on_validation(state.model, part, state.method_state, step)
 
 
 def _due_batches(state: TrainState, images: Images, interval: int | Literal["epoch"]) -> Iterator[tuple[int, Batch]]:
@@ -41,12 +47,18 @@ def _due_batches(state: TrainState, images: Images, interval: int | Literal["epo
     another. Which ones follows from the number of the step alone, so that resuming needs nothing else.
     """
     run, rank, world_size = state.run, state.communicator.rank, state.communicator.world_size
-    size = min(run.batch_size, (run.microbatch or run.batch_size) * world_size)
 
     def load(number: int, start: int = 0) -> Iterator[Batch]:
         layout = state.channels_last
         return batches(
-            images, size, run.seed, number, start=start, channels_last=layout, rank=rank, world_size=world_size
+            images,
+            run.batch_size,
+            run.seed,
+            number,
+            start=start,
+            channels_last=layout,
+            rank=rank,
+            world_size=world_size,
         )
 
     if interval == "epoch":
@@ -55,7 +67,7 @@ def _due_batches(state: TrainState, images: Images, interval: int | Literal["epo
         return
     calls, steps_left = divmod(state.epoch * state.steps_per_epoch + state.step + 1, interval)
     if steps_left == 0:
-        number, start = divmod(calls - 1, max(1, steps_per_epoch(len(images), size, world_size)))
+        number, start = divmod(calls - 1, max(1, steps_per_epoch(len(images), run.batch_size, world_size)))
         yield from ((state.step, batch) for batch in islice(load(number, start), 1))
 
 
