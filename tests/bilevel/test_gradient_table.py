@@ -22,6 +22,7 @@ from doubly.bilevel import (
     Ball,
     Box,
     ChiSquare,
+    ClassLogMeanExp,
     ConjugateGradient,
     CVaR,
     Diagonal,
@@ -51,6 +52,8 @@ A, B, C, E, OFFSET = normal(M, P, D), normal(M, P), normal(M, D), normal(M, P), 
 ROOT = normal(M, P, P)
 Q = ROOT @ ROOT.mT / (2 * P) + torch.eye(P, dtype=torch.float64)
 THETA = torch.tensor([0.4, -0.6, 0.8], dtype=torch.float64)
+CLASSES = torch.tensor([0, 1, 0, 2, 1, 0])
+SHARES, PRIOR = torch.tensor([3, 2, 1]).double() / 6, torch.tensor([0.2, 0.3, 0.5]).double()
 
 
 def h(theta, delta, i=ALL):
@@ -76,6 +79,10 @@ def g_vector(theta, delta, i=ALL):
     return torch.stack([g(theta, delta, i), (C[i] @ theta).cos() + (E[i] * delta).sum(-1) * theta[2]], -1)
 
 
+def g_with_class(theta, delta, i=ALL):
+    return torch.stack([g(theta, delta, i), CLASSES[i].double()], -1)
+
+
 # Compositions, each with F as a function of all g_i, written without the library
 
 
@@ -94,8 +101,24 @@ def chi_square(r, cap=None):
     return dual(lambda s: (1 + s / r).clamp(0, cap), lambda s, w: w * s - r / 2 * (w - 1).square())
 
 
-def kullback_leibler(r, cap):
-    return dual(lambda s: (s / r - 1).exp().clamp_max(cap), lambda s, w: w * s - r * w * w.log())
+def kullback_leibler(r, cap, floor=0.0):
+    return dual(lambda s: (s / r - 1).exp().clamp(floor, cap), lambda s, w: w * s - r * w * w.log())
+
+
+def of_classes(R, r, prior):
+    """g_i = (M / M_y) exp(l_i / r) onehot(y), f(u) = R log sum_c prior_c u_c^(r/R), as they are written."""
+
+    def risk(values):
+        onehot = torch.nn.functional.one_hot(values[:, 1].long(), 3)
+        u = ((values[:, :1] / r).exp() / SHARES * onehot).mean(0)
+        return R * (prior * u ** (r / R)).sum().log()
+
+    return risk
+
+
+def nested(over_classes, inside):
+    """A risk of the risks of the classes."""
+    return lambda v: over_classes(torch.stack([inside(v[v[:, 1] == c, 0]) for c in range(3)]))
 
 
 def worst(share):
@@ -126,6 +149,17 @@ COMPOSITIONS = {
     "mean-variance": Composed(MeanVariance(0.7, eta=1.0), lambda g: g.mean() + g.var(correction=0) / 1.4),
     "chi-square": Composed(ChiSquare(0.4, eta=1.0), chi_square(0.4)),
     "capped chi-square": Composed(ChiSquare(0.4, eta=1.0, cap=1.6), chi_square(0.4, 1.6)),
+    "classes": Composed(ClassLogMeanExp(SHARES, 0.3, 0.5, PRIOR, 1.0), of_classes(0.3, 0.5, PRIOR), g_with_class),
+    "class means": Composed(
+        ClassLogMeanExp(SHARES, 0.2, eta=1.0),
+        nested(lambda g: 0.2 * ((g / 0.2).logsumexp(0) - math.log(3)), lambda losses: losses.mean()),
+        g_with_class,
+    ),
+    "bounded classes": Composed(
+        ClassLogMeanExp(SHARES, 0.2, 0.3, eta=1.0, class_cap=1.5, cap=1.4, floor=0.5),
+        nested(kullback_leibler(0.2, 1.5), lambda part: kullback_leibler(0.3, 1.4, 0.5)(part)),
+        g_with_class,
+    ),
     "cvar": Composed(CVaR(0.35, eta=1.0), worst(0.35)),
 }
 

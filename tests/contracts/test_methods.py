@@ -230,3 +230,21 @@ def test_a_label_that_the_model_does_not_know_is_refused_with_the_fix(name, valu
     samples = batch()
     with pytest.raises(doubly.UsageError, match="3 logits"):
         objective(build(name, values), network(), samples._replace(y=samples.y + 1))
+
+
+@pytest.mark.parametrize("values", [{}, {"driver": "holdout"}], ids=["as it comes", "driver holdout"])
+@pytest.mark.parametrize("name", METHODS)
+def test_held_out_images_change_the_state_and_nothing_else(name, values):
+    if not values.keys() <= fields(name) or build(name, values).validation_interval is None:
+        return
+    method, model = build(name, values), network().eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = objective(method, network()).state
+    saved, global_state = {key: value.clone() for key, value in state.items()}, torch.get_rng_state()
+    learned = method.on_validation(model, batch(seed=2), state, TRAIN_STEP)
+    again = method.on_validation(model, batch(seed=2), state, TRAIN_STEP)
+    assert all(torch.equal(state[key], saved[key]) for key in saved) and learned.keys() == state.keys()
+    assert all(torch.equal(learned[key], again[key]) for key in learned)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters()) and torch.equal(torch.get_rng_state(), global_state)
+    assert any(not torch.equal(learned[key], state[key]) for key in state)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from doubly.data import Data, Digits, Images, SelectedImages, Splits, StepImbalance, load_splits, train_split
+from doubly.data.splits import divide_holdout
 from doubly.errors import UsageError
 
 
@@ -95,3 +96,22 @@ def test_settings_that_are_refused():
     ):
         with pytest.raises(UsageError, match=message):
             Data(Digits(), **options)
+
+
+def test_the_holdout_is_divided_by_share_and_groups_and_without_a_common_image():
+    y = torch.arange(40) % 4
+    held_out = Images(torch.zeros(40, 1, 2, 2), y, tuple("abcd"), groups=torch.arange(40) % 20)
+    driver, validation = divide_holdout(Data(Digits(), holdout=0.2, driver_share=0.3), held_out, False)
+    assert len(driver) == 12 and len(validation) == 28 and driver.counts().tolist() == [4, 4, 2, 2]
+    assert not set(driver.groups.tolist()) & set(validation.groups.tolist())
+    assert divide_holdout(Data(Digits(), holdout=0.2), held_out, False) == (None, held_out)
+    assert len(divide_holdout(Data(Digits(), holdout=0.2), held_out, True).driver) == 20
+    assert divide_holdout(Data(Digits()), None, False) == (None, None)
+    for share in (-0.1, 1.0):
+        with pytest.raises(UsageError, match="driver_share is a share of the hold-out"):
+            Data(Digits(), holdout=0.2, driver_share=share)
+    with pytest.raises(UsageError, match="driver_share divides the hold-out, and nothing is held out"):
+        divide_holdout(Data(Digits(), driver_share=0.5), None, False)
+    twice = Images(torch.zeros(40, 1, 2, 2), y, tuple("abcd"), ids=torch.arange(40) // 8)
+    with pytest.raises(UsageError, match=r"images, such as number \d, would drive the method and validate it"):
+        divide_holdout(Data(Digits(), holdout=0.2), twice, True)

@@ -26,7 +26,9 @@ from doubly.methods import (
     MART,
     METHODS,
     TRADES,
+    WAT,
     WMMR,
+    DONEClass,
     FastATGA,
     FastBAT,
     GroupDRO,
@@ -34,6 +36,7 @@ from doubly.methods import (
     RobustLT,
     Standard,
 )
+from doubly.schedules import Constant
 from doubly.seeding import Rows
 from doubly.threat import LinfBall
 from doubly.types import Batch, Objective, TrainStep
@@ -67,6 +70,9 @@ METHODS_HERE = [  # with settings by which weights depend on the whole batch, an
     RobustLT(DONE(ATTACK, implicit="first_order", damping=100.0)),
     RobustLT(AWP(AT(ATTACK))),
     AWP(RobustLT(FAAL(ATTACK))),
+    WAT(NOISY),
+    DONEClass(ATTACK),
+    DONEClass(ATTACK, mode="gradient", temperature=Constant(0.5), cap=2.0, implicit="exact"),
     FastATGA(FGSM(LinfBall(0.1))),
     FastATGA(FGSM(LinfBall(0.1)), strength=0.0),
     FastBAT(),

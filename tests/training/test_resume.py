@@ -7,11 +7,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from doubly.attacks import PGD
 from doubly.callbacks import Callback
 from doubly.config import serialize
 from doubly.errors import UsageError
-from doubly.methods import DONE, Method
+from doubly.methods import DONE, WAT, DONEClass, Method
 from doubly.rundir import read_json, read_metrics
+from doubly.threat import LinfBall
 from doubly.types import Objective
 
 
@@ -45,6 +47,21 @@ def test_a_run_stopped_at_any_step_ends_with_the_same_bits(tiny, tmp_path, same_
             assert same_bits(tensors, expected), f"stopped after step {after}"
             assert {**info, "checksums": 0, "seconds": 0} == {**expected_info, "checksums": 0, "seconds": 0}
         assert rows_of(output) == rows_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [WAT(PGD(LinfBall(0.1), 2, start="gaussian")), DONEClass(driver="holdout", interval=2)],
+    ids=["wat", "class"],
+)
+def test_a_run_that_learns_from_held_out_images_ends_with_the_same_bits(tiny, tmp_path, same_bits, method):
+    run = tiny.run(method, holdout=0.3)  # 3 steps per epoch
+    tiny.train(run, tmp_path / "whole")
+    for _ in range(8):
+        tiny.stopped(run, tmp_path / "parts", after=1, resume=True)
+    tiny.train(run, tmp_path / "parts", resume=True)
+    assert same_bits(tiny.checkpoint(tmp_path / "whole")[0], tiny.checkpoint(tmp_path / "parts")[0])
+    assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "parts")
 
 
 def test_a_run_stopped_in_every_step_ends_with_the_same_bits(tiny, tmp_path, same_bits, adversarial):

@@ -11,7 +11,7 @@ from doubly.config import Data, Run, Validation
 from doubly.data import Digits, Images, Splits, StepImbalance
 from doubly.distributed import SINGLE_PROCESS
 from doubly.errors import UsageError
-from doubly.methods import Standard
+from doubly.methods import WAT, Standard
 from doubly.models import SmallCNN
 from doubly.training.setup import (
     build_model,
@@ -54,6 +54,22 @@ def test_held_out_images_are_validated_on_and_never_trained_on(digits):
     assert torch.equal(imbalanced.validation.ids, prepared.validation.ids)
     other_seed = prepare_data(replace(run(holdout=0.2), seed=1, name="other"), digits, CPU)
     assert torch.equal(other_seed.train.ids, prepared.train.ids)
+
+
+def test_what_a_method_learns_from_is_held_out_and_never_validates(digits):
+    learner = replace(run(holdout=0.2), method=WAT())
+    prepared, plain = prepare_data(learner, digits, CPU), prepare_data(run(holdout=0.2), digits, CPU)
+    assert plain.driver is None and ids(prepared.train) == ids(plain.train)
+    assert not ids(prepared.driver) & (ids(prepared.validation) | ids(prepared.train))
+    assert len(prepared.driver) == 143 and prepared.driver.counts().min() >= 13
+    shared = run(holdout=0.2, driver_share=0.5)  # so that other methods are validated on the same images
+    assert torch.equal(prepare_data(shared, digits, CPU).validation.ids, prepared.validation.ids)
+    for data, message in [
+        ({}, r"learns from held-out images, and nothing is held out: add --data\.holdout 0\.2"),
+        ({"holdout": 0.2, "driver_share": 0.0}, r"add --data\.driver-share 0\.5"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            prepare_data(replace(run(**data), method=WAT()), digits, CPU)
 
 
 def test_a_note_about_images_that_were_left_out_is_passed_on():

@@ -56,18 +56,21 @@ def batch_norm():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
 
 
-def test_the_average_follows_the_weights_step_by_step(tiny, tmp_path):
+@pytest.mark.parametrize("buffers", ["average", "copy"])
+def test_the_average_follows_the_weights_step_by_step(tiny, tmp_path, buffers):
     tiny.network = batch_norm
-    run = tiny.run(ema_decay=0.75)
+    run = tiny.run(ema_decay=0.75, ema_buffers=buffers)
     mean = {name: value.clone() for name, value in tiny.model().state_dict().items()}
-    learned = dict(tiny.model().named_parameters())
+    averaged = {name for name, value in mean.items() if value.is_floating_point()}
+    if buffers == "copy":
+        averaged = set(dict(tiny.model().named_parameters()))
     for update in range(5):
         early = 1 - (1 + update) / (10 + update)  # a short average at first
         tiny.stopped(run, tmp_path, after=1, resume=True)
         tensors, _ = tiny.checkpoint(tmp_path)
         for name in mean:
             value = tensors[f"model/{name}"]
-            mean[name] = mean[name] + max(0.25, early) * (value - mean[name]) if name in learned else value
+            mean[name] = mean[name] + max(0.25, early) * (value - mean[name]) if name in averaged else value
             torch.testing.assert_close(tensors[f"ema/{name}"], mean[name])
     model = tiny.train(run, tmp_path, resume=True)
     tensors, _ = tiny.checkpoint(tmp_path)

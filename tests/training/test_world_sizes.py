@@ -41,7 +41,9 @@ from doubly.methods import (
     MART,
     METHODS,
     TRADES,
+    WAT,
     WMMR,
+    DONEClass,
     FastATGA,
     FastBAT,
     GroupDRO,
@@ -78,6 +80,10 @@ METHODS_HERE = {
     "faal": FAAL(ATTACK, start=0.3),
     "group dro": GroupDRO(ATTACK, eta=0.1),
     "robust lt": RobustLT(AT(ATTACK)),
+    "wat": WAT(NOISY),
+    "done class": DONEClass(ATTACK, rate=0.2),
+    "done class, held out": DONEClass(ATTACK, driver="holdout", rate=0.2, interval=2),
+    "done class, gradient": DONEClass(ATTACK, mode="gradient", temperature=Constant(0.5), implicit="exact"),
     "fast at ga": FastATGA(FGSM(BALL, reach=1.25)),
     "fast bat": FastBAT(),
     "done": DONE(ATTACK, cap=3.0),
@@ -137,7 +143,7 @@ def trained(case, output=None, stop=lambda: False, resume=False, shift=0.0, **ch
     torch.manual_seed(0)
     model = build().double()
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
-    data = Data(InMemoryData(), augment=PadCropFlip(1))
+    data = Data(InMemoryData(), holdout=0.2 if method.validation_interval else 0.0, augment=PadCropFlip(1))
     validation = Validation(size=7, attack=PGD(BALL, 1, SignStep(0.1)))
     settings = {
         "epochs": EPOCHS.get(case, 1),

@@ -5,6 +5,7 @@ It minimizes F(theta) = f(mean_i g_i(theta, delta_i*(theta))), where delta_i* mi
 """
 
 from doubly.bilevel.cid import Direction, Terms, cid
+from doubly.bilevel.classes import ClassLogMeanExp, tilted_probabilities
 from doubly.bilevel.communicator import Communicator, SingleProcess
 from doubly.bilevel.composition import Composition, LogMeanExp, RunningMean
 from doubly.bilevel.constraints import Ball, Box, Constraint, Face, Simplex, WholeSpace
@@ -43,6 +44,7 @@ __all__ = [
     "Box",
     "CVaR",
     "ChiSquare",
+    "ClassLogMeanExp",
     "Communicator",
     "Composition",
     "ConjugateGradient",
@@ -77,4 +79,5 @@ __all__ = [
     "cid_first_order_parts",
     "minimize",
     "projected_descent",
+    "tilted_probabilities",
 ]

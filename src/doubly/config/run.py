@@ -69,6 +69,8 @@ class Run:
     """share of training over which epsilon and the attack's step grow from 0 to their values"""
     ema_decay: float | None = None
     """decay of an exponential moving average of the weights, which is then evaluated; none for no averaging"""
+    ema_buffers: Literal["average", "copy"] = "average"
+    """running statistics of batch norm in that network: averaged like the weights, or copied from the trained one"""
     seed: int = 0
     """every random number of the run follows from it"""
     device: str = "auto"

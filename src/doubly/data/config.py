@@ -25,6 +25,9 @@ class Data:
     it is taken before any imbalance; 0 trains on all images"""
     split: int = 0
     """decides which images are held out; the same for every seed and method"""
+    driver_share: float | None = None
+    """share of the held-out images that methods such as WAT learn from; the others validate and choose the best epoch;
+    none: half of them if the method needs any, else 0"""
     train_images: int | None = None
     """largest number of training images, in the proportions of the classes and always the same ones; none: all;
     ignored where a file lists the images (imbalance.selected)"""
@@ -38,6 +41,8 @@ class Data:
     def __post_init__(self) -> None:
         if not 0 <= self.holdout < 1:
             raise UsageError(f"holdout is a share in [0, 1), got {self.holdout}")
+        if self.driver_share is not None and not 0 <= self.driver_share < 1:
+            raise UsageError(f"driver_share is a share of the hold-out in [0, 1), got {self.driver_share}")
         for name in ("train_images", "test_per_class"):
             value = getattr(self, name)
             if value is not None and value < 1:

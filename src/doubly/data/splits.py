@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from doubly.data.config import Data
 from doubly.data.holdout import first_of_each_class, holdout, stratified_subset
 from doubly.data.images import Images, Splits
 from doubly.distributed import Communicator, on_rank_zero
+from doubly.errors import UsageError
 
 
 def load_splits(data: Data, root: Path | str | None = None) -> Splits:
@@ -78,3 +81,57 @@ def train_split(data: Data, splits: Splits) -> TrainSplit:
         train, held_out = train.subset(train_rows), train.subset(held_out_rows)
     indices = data.imbalance.keep(train.y, len(train.classes), train.ids)
     return TrainSplit(train.subset(indices) if len(indices) < len(train) else train, held_out)
+
+
+class HoldoutParts(NamedTuple):
+    """The held-out images, divided: those that methods learn from, and those that validate and select."""
+
+    driver: Images | None
+    validation: Images | None
+
+
+def divide_holdout(data: Data, held_out: Images | None, method_learns: bool) -> HoldoutParts:
+    """Set apart the held-out images that a method may learn from.
+
+    Args:
+        data: The share of them (`driver_share`), and which ones (`split`).
+        held_out: The held-out images, or None.
+        method_learns: Whether the method needs any.
+
+    Returns:
+        Both parts, without a common image; all images validate if none are needed or asked for.
+
+    Raises:
+        UsageError: If the method needs images and none are held out or set apart, or a part would be empty.
+    """
+    share = data.driver_share
+    if held_out is None:
+        if method_learns or share:
+            reason = "the method learns from held-out images" if method_learns else "driver_share divides the hold-out"
+            raise UsageError(f"{reason}, and nothing is held out: add --data.holdout 0.2 (in Python holdout=0.2)")
+        return HoldoutParts(None, None)
+    share = (0.5 if method_learns else 0.0) if share is None else share
+    if share == 0:
+        if method_learns:
+            raise UsageError(
+                "the method learns from held-out images, and driver_share is 0: add --data.driver-share 0.5"
+            )
+        return HoldoutParts(None, held_out)
+    driver, validation = holdout(held_out.y, 1 - share, data.split, held_out.groups)
+    first, second = held_out.subset(driver), held_out.subset(validation)
+    check_disjoint(first, second)
+    return HoldoutParts(first, second)
+
+
+def check_disjoint(driver: Images, validation: Images) -> None:
+    """Refuse images that a method learns from and that also validate it.
+
+    Raises:
+        UsageError: If an image is in both parts.
+    """
+    both = driver.ids[torch.isin(driver.ids, validation.ids)]
+    if len(both):
+        raise UsageError(
+            f"{len(both)} images, such as number {int(both[0])}, would drive the method and validate it: give each "
+            "image an id of its own"
+        )

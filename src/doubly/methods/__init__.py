@@ -7,6 +7,7 @@ from doubly.methods.cfa import CFA
 from doubly.methods.cfol import CFOL
 from doubly.methods.dafa import DAFA
 from doubly.methods.done import DONE
+from doubly.methods.done_class import DONEClass
 from doubly.methods.faal import FAAL
 from doubly.methods.fast_at_ga import FastATGA
 from doubly.methods.fast_bat import FastBAT
@@ -20,6 +21,7 @@ from doubly.methods.method import Method
 from doubly.methods.robust_lt import RobustLT
 from doubly.methods.standard import Standard
 from doubly.methods.trades import TRADES
+from doubly.methods.wat import WAT
 from doubly.methods.wmmr import WMMR
 
 METHODS: dict[str, type[Method]] = {
@@ -43,6 +45,8 @@ METHODS: dict[str, type[Method]] = {
     "faal": FAAL,
     "robust_lt": RobustLT,
     "group_dro": GroupDRO,
+    "wat": WAT,
+    "done_class": DONEClass,
 }
 
 __all__ = [
@@ -61,7 +65,9 @@ __all__ = [
     "MART",
     "METHODS",
     "TRADES",
+    "WAT",
     "WMMR",
+    "DONEClass",
     "FastATGA",
     "FastBAT",
     "GroupDRO",

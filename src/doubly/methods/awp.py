@@ -12,7 +12,7 @@ batch norm's statistics are updated by the pass at w + v; the losses, weights, l
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,13 @@ class AWP(Method):
     @property
     def needs_second_derivatives(self) -> bool:
         return self.method.needs_second_derivatives
+
+    @property
+    def validation_interval(self) -> int | Literal["epoch"] | None:
+        return self.method.validation_interval
+
+    def on_validation(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> State:
+        return self.method.on_validation(model, batch, state, step)
 
     def init(self, counts: Tensor | None = None) -> State:
         return self.method.init(counts)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,11 @@ class Method:
     def needs_second_derivatives(self) -> bool:
         """Whether the objective differentiates the network twice, which compiled networks do not allow."""
         return False
+
+    @property
+    def validation_interval(self) -> int | Literal["epoch"] | None:
+        """Steps between two calls of `on_validation`; "epoch" for all held-out images after each epoch; None: never."""
+        return None
 
     def init(self, counts: Tensor | None = None) -> State:
         """Return what the method remembers before the first batch.
@@ -141,6 +146,24 @@ class Method:
             NonFiniteError: If the network returns NaN or infinity.
         """
         raise NotImplementedError
+
+    def on_validation(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> State:
+        """Learn from held-out images, which the method attacks itself.
+
+        Only called if `validation_interval` is not None. The images are those of the hold-out that validation does not
+        use, without augmentation. What depends on all of them goes through `step.communicator.all_gather`. Calls with
+        the same epoch and step are microbatches of one batch.
+
+        Args:
+            model: The network, in evaluation mode.
+            batch: The held-out images of this process.
+            state: What the last objective returned.
+            step: Where training stands; its "validation" generator is there for the attack.
+
+        Returns:
+            The state that the next call takes.
+        """
+        return state
 
     def microbatch_objectives(
         self,

@@ -19,7 +19,7 @@ from doubly.data import Balanced, Digits, StepImbalance
 from doubly.methods import DONE
 from doubly.models import SmallCNN
 from doubly.recipes.methods import FAST as FAST_NAMES
-from doubly.recipes.methods import FAST_EPOCHS, LABELS, TABLES, methods
+from doubly.recipes.methods import FAST_EPOCHS, LABELS, TABLES, holdout_share, methods
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -59,7 +59,7 @@ def unsearched(method: str, imbalanced: bool) -> Run:
         name=f"digits.{'imbalanced.' if imbalanced else ''}{method}",
         label=LABELS.get(method, ""),
         table=TABLES.get(method, ""),
-        data=Data(Digits(), StepImbalance(0.2) if imbalanced else Balanced()),
+        data=Data(Digits(), StepImbalance(0.2) if imbalanced else Balanced(), holdout_share(ALL[method])),
         model=SmallCNN(16),
         method=ALL[method],
         optimizer=SGD(lr=Cyclic(0.1)),

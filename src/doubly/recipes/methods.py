@@ -19,7 +19,9 @@ from doubly.methods import (
     MAIL,
     MART,
     TRADES,
+    WAT,
     WMMR,
+    DONEClass,
     FastATGA,
     FastBAT,
     GroupDRO,
@@ -40,6 +42,7 @@ LABELS = {
     "robust_lt": "RobustLT",
     "group_dro": "Group-DRO",
 }
+HOLDOUT = 0.1  # for methods that learn from held-out images
 TABLES = dict.fromkeys(FAST, "fast")  # fewer steps and epochs than the other methods: a table of their own
 
 
@@ -91,14 +94,21 @@ def methods(
         "faal": FAAL(attack()),
         "robust_lt": RobustLT(AT(attack())),
         "group_dro": GroupDRO(attack()),
+        "wat": WAT(near),
         "done_pgd": with_done(SignStep(step)),
         "done_gd": with_done(BarrierStep(gradient_step)),
         "done_adam": with_done(AdamStep(step)),
         "done_chi2": replace(with_done(SignStep(step)), divergence="chi2", mean_weight_limit=None),
         "done_cvar": replace(with_done(SignStep(step)), divergence="cvar", mean_weight_limit=None, cap=2.0),
+        "done_class": DONEClass(attack()),
         "fast_at": AT(FGSM(threat, 1.25, "uniform")),
         "fast_at_ga": FastATGA(FGSM(threat, 1.25)),
         "fast_bat": FastBAT(PGD(threat, 1, GradientStep(spanning_step))),
         "n_fgsm": AT(NFGSM(threat)),
         "done_fast": replace(done, attack=PGD(threat, 2, quick), implicit="exact"),
     }
+
+
+def holdout_share(method: Method) -> float:
+    """Return the share of the training images that a method's recipe holds out: 0 unless it learns from them."""
+    return 0.0 if method.validation_interval is None else HOLDOUT

@@ -29,7 +29,7 @@ from doubly.data import (
 from doubly.data.download.published import PUBLISHED
 from doubly.methods import DONE, Method
 from doubly.models import NarrowResNet, ResNet18
-from doubly.recipes.methods import FAST, FAST_EPOCHS, LABELS, TABLES, methods
+from doubly.recipes.methods import FAST, FAST_EPOCHS, LABELS, TABLES, holdout_share, methods
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -103,13 +103,15 @@ def paper_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
     setting = SETTINGS[dataset]
     epsilon, step = VARIANTS.get(method, (8 / 255, 2 / 255))
     methods_by_name = _methods(epsilon, step, 10, DONE(mean_weight_limit=10.0), PUBLISHED[dataset].train)
+    chosen = methods_by_name["at" if method in VARIANTS else method]
+    imbalance = StepImbalance(0.2) if imbalanced else Balanced()
     return Run(
         name=f"{dataset}.{'imbalanced.' if imbalanced else ''}{method}",
         label=LABELS.get(method, ""),
         table=TABLES.get(method, ""),
-        data=Data(setting.source, StepImbalance(0.2) if imbalanced else Balanced(), augment=setting.augment),
+        data=Data(setting.source, imbalance, holdout_share(chosen), augment=setting.augment),
         model=ResNet18(),
-        method=methods_by_name["at" if method in VARIANTS else method],
+        method=chosen,
         optimizer=SGD(lr=Cyclic(setting.peak)),
         validation=Validation(attack=PGD(LinfBall(8 / 255), 20, SignStep(2 / 255))),
         epochs=FAST_EPOCHS if method in FAST else 60,

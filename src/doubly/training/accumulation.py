@@ -48,7 +48,7 @@ def accumulate_gradient(
         The objective of the whole batch, with a detached loss.
     """
     sizes = microbatch_sizes(len(batch.y), microbatch)
-    parts = _split(batch, sizes)
+    parts = split_batch(batch, sizes)
     rows = microbatch_rows(step.rows or Rows(0, len(batch.y)), sizes)
     first_stream = step.communicator.rank * len(parts)
     steps = [step._replace(rows=rows[k], stream=first_stream + k) for k in range(len(parts))]
@@ -64,7 +64,8 @@ def accumulate_gradient(
         objectives.append(replace(objective, loss=objective.loss.detach()))
 
 
-def _split(batch: Batch, sizes: list[int]) -> list[Batch]:
+def split_batch(batch: Batch, sizes: list[int]) -> list[Batch]:
+    """Return the microbatches of these sizes."""
     if len(sizes) == 1:
         return [batch]
     columns = [

@@ -18,7 +18,7 @@ from doubly.training.passes import counted_passes
 from doubly.training.saving import RunWriter
 from doubly.training.setup import begin_run, explained_errors
 from doubly.training.state import TrainState
-from doubly.training.validation import validate_epoch
+from doubly.training.validation import update_from_holdout, validate_epoch
 from doubly.types import Batch
 
 
@@ -103,6 +103,7 @@ def train_step(state: TrainState, batch: Batch, read_flags: Callable[[], tuple[b
         )
     flags = state.communicator.average_gradients(state.model.parameters(), state.local_statistics, read_flags())
     state.apply(objective, batch, passes)  # checks are only in here: a process that left earlier would block the others
+    update_from_holdout(state)
     return flags
 
 

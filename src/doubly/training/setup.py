@@ -20,7 +20,7 @@ from doubly.config.run import Run
 from doubly.data import Images, Splits
 from doubly.data.holdout import stratified_subset
 from doubly.data.loader import batches, steps_per_epoch
-from doubly.data.splits import load_splits_once, train_split
+from doubly.data.splits import divide_holdout, load_splits_once, train_split
 from doubly.distributed import Communicator
 from doubly.errors import NonFiniteError, UsageError
 from doubly.evaluation.memory import run_if_fits
@@ -168,11 +168,13 @@ def load_run_splits(run: Run, communicator: Communicator, callback: Callback) ->
 
 
 def prepare_data(run: Run, splits: Splits, device: torch.device) -> TrainData:
-    """Hold out, apply the imbalance, and pick the validation images."""
+    """Hold out, apply the imbalance, and pick the validation images and those that the method learns from."""
     train, held_out = train_split(run.data, splits)
+    driver, held_out = divide_holdout(run.data, held_out, run.method.validation_interval is not None)
     measured = splits.test if held_out is None else held_out
     validation = measured.subset(stratified_subset(measured.y, run.validation.size, run.data.split))
-    return TrainData(train.to(device), validation.to(device), held_out is not None)
+    driver = None if driver is None else driver.to(device)
+    return TrainData(train.to(device), validation.to(device), held_out is not None, driver)
 
 
 def build_model(run: Run, images: Images) -> nn.Module:

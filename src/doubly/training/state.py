@@ -36,11 +36,13 @@ class TrainData:
         train: Training images.
         validation: Part of the hold-out, or of the test set if nothing is held out.
         held_out: Whether the validation images were held out, and so may choose the best epoch.
+        driver: Held-out images that the method learns from; none of them is a validation image.
     """
 
     train: Images
     validation: Images
     held_out: bool
+    driver: Images | None = None
 
 
 @dataclass
@@ -185,7 +187,10 @@ class TrainState:
             for mean, value in zip(self.ema.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(value, 1 - decay)
             for averaged, buffer in zip(self.ema.buffers(), self.model.buffers(), strict=True):
-                averaged.copy_(buffer)
+                if self.run.ema_buffers == "average" and buffer.is_floating_point():
+                    averaged.lerp_(buffer, 1 - decay)
+                else:  # a counter has no average
+                    averaged.copy_(buffer)
 
     @cached_property
     def data_fingerprint(self) -> str:

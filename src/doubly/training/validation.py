@@ -1,21 +1,74 @@
-"""Validation during training: clean and under two attacks, and warnings about training that has gone wrong."""
+"""Held-out images during training: validation, with warnings if training has gone wrong, and what methods learn."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Literal
 
 import numpy as np
 
+from doubly.attacks import eval_mode
 from doubly.callbacks import Callback
 from doubly.config.run import Validation
+from doubly.data import Images
+from doubly.data.loader import batches, steps_per_epoch
+from doubly.distributed.microbatch import microbatch_rows, microbatch_sizes
 from doubly.evaluation.attacks import select_attacks
 from doubly.evaluation.metrics import nan_to_none
 from doubly.evaluation.predict import predict
 from doubly.evaluation.result import EvalResult
+from doubly.seeding import Rows
+from doubly.training.accumulation import split_batch
 from doubly.training.state import TrainState
+from doubly.types import Batch
 
 OVERFITTING_DROP = 0.2  # of accuracy under PGD below its highest, while the training attack is still withstood
 COLLAPSE_SHARE = 0.9  # of all predictions that are one class
 MASKING_GAP = 0.15  # accuracy under cross-entropy PGD above that under margin PGD
+
+
+def update_from_holdout(state: TrainState) -> None:
+    """Let the method learn from held-out images after a step, if it is time to; all processes share the images."""
+    method = state.warmed_up_method(state.progress(state.step))
+    if method.validation_interval is None or state.data.driver is None:
+        return
+    with eval_mode(state.model):
+        for number, batch in _due_batches(state, state.data.driver, method.validation_interval):
+            step, sizes = state.train_step(len(batch.y)), microbatch_sizes(len(batch.y), state.run.microbatch)
+            rows = microbatch_rows(step.rows or Rows(0, len(batch.y)), sizes)
+            for part, part_rows in zip(split_batch(batch, sizes), rows, strict=True):
+                step = step._replace(step=number, rows=part_rows)
+                state.method_state = method.on_validation(state.model, part, state.method_state, step)
+
+
+def _due_batches(state: TrainState, images: Images, interval: int | Literal["epoch"]) -> Iterator[tuple[int, Batch]]:
+    """Yield the held-out batches that are due after this step, each with a number for its random draws.
+
+    They are all images after an epoch; or every `interval` steps the next batch, of one pass over the images after
+    another. Which ones follows from the number of the step alone, so that resuming needs nothing else.
+    """
+    run, rank, world_size = state.run, state.communicator.rank, state.communicator.world_size
+
+    def load(number: int, start: int = 0) -> Iterator[Batch]:
+        layout = state.channels_last
+        return batches(
+            images,
+            run.batch_size,
+            run.seed,
+            number,
+            start=start,
+            channels_last=layout,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    if interval == "epoch":
+        if state.step + 1 == state.steps_per_epoch:
+            yield from enumerate(load(state.epoch))
+        return
+    calls, steps_left = divmod(state.epoch * state.steps_per_epoch + state.step + 1, interval)
+    if steps_left == 0:
+        number, start = divmod(calls - 1, max(1, steps_per_epoch(len(images), run.batch_size, world_size)))
+        yield from ((state.step, batch) for batch in islice(load(number, start), 1))
 
 
 def validate_epoch(state: TrainState, row: dict[str, Any], callback: Callback) -> bool:
