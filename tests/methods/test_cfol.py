@@ -16,28 +16,10 @@ from doubly.losses import TradesLoss
 from doubly.methods import AT, CFOL
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
-from method_problems import gradients
+from method_problems import NO_ATTACK, Oracle, gradients, predicted
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
-NO_ATTACK = PGD(LinfBall(0.1), 0, start="zero")  # delta = 0, so that the logits are known
 TRAIN_STEP = TrainStep(epoch=1, step=4, progress=0.2, seed=9)
-
-
-class Oracle(nn.Module):
-    """Predicts class z for an image whose only pixel is z / 10."""
-
-    def __init__(self, classes=3):
-        super().__init__()
-        self.classes, self.scale = classes, nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x):
-        prediction = (10 * x.flatten(1)[:, 0]).round().long()
-        return self.scale * F.one_hot(prediction, self.classes).to(x)
-
-
-def predicted(predictions, y):
-    """Return images for which Oracle makes these predictions."""
-    return Batch(torch.tensor(predictions).view(-1, 1, 1, 1) / 10, torch.tensor(y), torch.arange(len(y)))
 
 
 def network():

@@ -1,8 +1,6 @@
 """Methods that treat classes differently, where classes are missing, alone, or many."""
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,8 @@ from doubly.methods import AT, ATBSL, CFA, DAFA, FAAL, GroupDRO, RobustLT
 from doubly.seeding import Rows
 from doubly.threat import LinfBall
 from doubly.types import Batch, TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-network, flat_gradient = PROBLEMS["small_network"], PROBLEMS["flat_gradient"]
+from method_problems import flat_gradient
+from method_problems import small_network as network
 
 ATTACK = PGD(LinfBall(0.1), 2, SignStep(0.06))
 NOISY = replace(ATTACK, start="gaussian")

@@ -1,8 +1,6 @@
 """DAFA: class weights from the confusion of one epoch, as radii of the attack and weights of the clean loss."""
 
 import dataclasses
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +12,9 @@ from doubly.losses import LogitMargin
 from doubly.methods import DAFA, TRADES
 from doubly.threat import LinfBall
 from doubly.types import TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-network, samples, flat_gradient = (PROBLEMS[name] for name in ("small_network", "three_classes", "flat_gradient"))
+from method_problems import flat_gradient
+from method_problems import small_network as network
+from method_problems import three_classes as samples
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
 COUNTS = torch.tensor([3, 3, 3])

@@ -1,9 +1,7 @@
 """DONE over classes: the best response by hand, its limits, the gradient against the formula, and its refusals."""
 
 import math
-import runpy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +16,8 @@ from doubly.methods import AT, DONE, DONEClass
 from doubly.schedules import Constant, Piecewise
 from doubly.threat import L2Ball, LinfBall
 from doubly.types import Batch, TrainStep
-
-gradient = runpy.run_path(str(Path(__file__).parent / "problems.py"))["flat_gradient"]
-oracle = runpy.run_path(str(Path(__file__).parent / "test_cfol.py"))
-Oracle, predicted, NO_ATTACK = oracle["Oracle"], oracle["predicted"], oracle["NO_ATTACK"]
+from method_problems import NO_ATTACK, Oracle, predicted
+from method_problems import flat_gradient as gradient
 
 ATTACK = PGD(LinfBall(0.2, barrier=1e-2), 3, SignStep(0.05))
 COUNTS = torch.tensor([8, 4, 4])

@@ -1,8 +1,5 @@
 """FAAL: the worst mixture of classes, compared with a general solver, and the loss that it weighs."""
 
-import runpy
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -16,9 +13,9 @@ from doubly.methods import AT, FAAL
 from doubly.methods.faal import worst_probabilities
 from doubly.threat import LinfBall
 from doubly.types import TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-network, samples, flat_gradient = (PROBLEMS[name] for name in ("small_network", "three_classes", "flat_gradient"))
+from method_problems import flat_gradient
+from method_problems import small_network as network
+from method_problems import three_classes as samples
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
 LATE = TrainStep(epoch=2, step=4, progress=0.8, seed=9)

@@ -1,8 +1,6 @@
 """RobustLT: another method, attacked within radii that follow the class counts."""
 
 import math
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +9,12 @@ from doubly.attacks import FGSM, PGD
 from doubly.bilevel import SignStep
 from doubly.config.serialize import from_json, to_json
 from doubly.errors import UsageError
-from doubly.methods import AT, AWP, CFOL, DAFA, DONE, FRL, TRADES, FastATGA, RobustLT, Standard
+from doubly.methods import AT, AWP, CFOL, DAFA, DONE, FRL, TRADES, DONEClass, FastATGA, RobustLT, Standard
 from doubly.threat import LinfBall
 from doubly.types import TrainStep
-
-PROBLEMS = runpy.run_path(str(Path(__file__).parent / "problems.py"))
-network, samples, flat_gradient = (PROBLEMS[name] for name in ("small_network", "three_classes", "flat_gradient"))
+from method_problems import flat_gradient
+from method_problems import small_network as network
+from method_problems import three_classes as samples
 
 ATTACK = PGD(LinfBall(0.1), 3, SignStep(0.05))
 NOISY = PGD(LinfBall(0.1), 3, SignStep(0.05), start="gaussian")
@@ -123,3 +121,12 @@ def test_refusals():
             RobustLT(**settings)
     with pytest.raises(UsageError, match="counts"):
         RobustLT().init()
+
+
+def test_the_method_inside_learns_from_held_out_images():
+    inside = DONEClass(ATTACK, driver="holdout", interval=3)
+    method, model, batch = RobustLT(inside), network().eval(), samples()
+    state = method.on_validation(model, batch, method.init(COUNTS), LATE)
+    expected = inside.on_validation(model, batch, inside.init(COUNTS), LATE)
+    assert method.validation_interval == 3 and state.pop("robust_lt_factors").tolist() != [1, 1, 1]
+    assert state.keys() == expected.keys() and all(torch.equal(state[key], expected[key]) for key in state)

@@ -1,8 +1,6 @@
 """WAT: class weights from held-out losses, by hand."""
 
 import math
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,15 +11,15 @@ from doubly.losses import TradesLoss
 from doubly.methods import TRADES, WAT
 from doubly.threat import LinfBall
 from doubly.types import TrainStep
+from method_problems import flat_gradient, labeled_noise, trained_network
 
-problems = runpy.run_path(str(Path(__file__).parent / "problems.py"))
 NOISY = PGD(LinfBall(0.1), 2, start="gaussian")
 COUNTS = torch.tensor([6, 6, 6, 6])
 STEP = TrainStep(epoch=0, step=4, seed=9)
 
 
 def test_weights_follow_the_sums_of_the_held_out_means_and_an_arm_for_all_by_hand():
-    method, model, batch = WAT(NOISY, beta=2.0, eta=0.5), problems["trained_network"](), problems["labeled_noise"]()
+    method, model, batch = WAT(NOISY, beta=2.0, eta=0.5), trained_network(), labeled_noise()
     state = method.objective(model, batch, method.init(COUNTS), STEP).state
     assert torch.equal(method.class_weights(state), torch.ones(4).double())
     model.eval()
@@ -55,16 +53,14 @@ def test_a_class_without_held_out_images_has_the_mean_and_one_without_training_i
 
 
 def test_eta_zero_is_trades():
-    batch = problems["labeled_noise"]()
-    one, other = problems["trained_network"](), problems["trained_network"]()
+    batch = labeled_noise()
+    one, other = trained_network(), trained_network()
     method = WAT(NOISY, eta=0.0)
     state = {**method.init(COUNTS), "totals": torch.tensor([1.0, 2, 3, 4]).double()}
     result = method.objective(one, batch, state, STEP)
     expected = TRADES(NOISY).objective(other, batch, {}, STEP)
     assert torch.allclose(result.loss, expected.loss, rtol=1e-12)
-    assert torch.allclose(
-        problems["flat_gradient"](result.loss, one), problems["flat_gradient"](expected.loss, other), rtol=1e-10
-    )
+    assert torch.allclose(flat_gradient(result.loss, one), flat_gradient(expected.loss, other), rtol=1e-10)
 
 
 def test_refusals():

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+import offset_problems as problems
 from doubly import LinfBall, UsageError, repair
 from doubly.models.shifted import ShiftedLogits
 from doubly.rundir import read_json
@@ -13,7 +14,7 @@ QUICK = {"rounds": 3, "images": 100, "judge_images": 100}
 
 
 @pytest.fixture(scope="module")
-def repaired(problems, tmp_path_factory):
+def repaired(tmp_path_factory):
     folder = tmp_path_factory.mktemp("repair") / "out"
     torch.manual_seed(0)
     model = problems.Rows()
@@ -28,7 +29,7 @@ def test_the_weakest_classes_rise_on_images_that_did_not_fit(repaired):
     assert result.offsets.sum().item() == pytest.approx(0, abs=1e-5)
 
 
-def test_files_hold_the_network_and_what_was_done(repaired, problems):
+def test_files_hold_the_network_and_what_was_done(repaired):
     model, result, folder = repaired
     assert sorted(path.name for path in folder.iterdir()) == ["repair.json", "weights.safetensors"]
     other = problems.Rows()
@@ -43,7 +44,7 @@ def test_files_hold_the_network_and_what_was_done(repaired, problems):
     assert saved["fit"]["implicit_share"] < 1 and saved["settings"]["rounds"] == 3
 
 
-def test_priority_scales_the_offsets(repaired, problems):
+def test_priority_scales_the_offsets(repaired):
     model, result, _ = repaired
     half = repair(model, problems.bright_rows(200), LinfBall(0.05), priority=0.5, **QUICK)
     assert torch.equal(half.fit.offsets, result.fit.offsets)
@@ -55,13 +56,13 @@ def test_priority_scales_the_offsets(repaired, problems):
         half.at(2.0)
 
 
-def test_a_network_that_cannot_be_folded_is_wrapped(problems):
+def test_a_network_that_cannot_be_folded_is_wrapped():
     result = repair(problems.Rows(divided_by=2.0), problems.bright_rows(100), LinfBall(0.05), **QUICK)
     assert result.layer is None and isinstance(result.model, ShiftedLogits)
     assert any("behind the network" in note for note in result.notes)
 
 
-def test_what_cannot_work_is_refused(problems, tmp_path):
+def test_what_cannot_work_is_refused(tmp_path):
     model, images = problems.Rows(), problems.bright_rows(40)
     (tmp_path / "file").write_text("")
     single = nn.Sequential(nn.Flatten(), nn.Linear(16, 1))

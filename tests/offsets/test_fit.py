@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import offset_problems as problems
 from doubly.losses import LogitMargin
 from doubly.offsets.config import RepairConfig
 from doubly.offsets.fit import fit_offsets
@@ -14,7 +15,7 @@ from doubly.threat import L2Ball, LinfBall
 
 @pytest.mark.parametrize("share", [0.5, 0.2])
 @pytest.mark.parametrize("threat", [LinfBall(0.05), L2Ball(0.05)])
-def test_offsets_of_two_gaussians_move_the_threshold_to_the_middle(problems, share, threat):
+def test_offsets_of_two_gaussians_move_the_threshold_to_the_middle(share, threat):
     """Errors of both classes are equal at the threshold 0.5: slope * (0.4 - 0.5) = -1 = b_1 - b_0, whatever M_c are."""
     model = problems.Line(threshold=0.4)
     fit = fit_offsets(model, problems.two_classes(share=share), threat, RepairConfig(temperature=0.05))
@@ -44,7 +45,7 @@ def test_values_and_objective_are_those_of_the_formula():
     assert spread_of_margins(logits[:1], y[:1]) == 1.0
 
 
-def test_offsets_add_up_to_zero_and_a_class_without_images_keeps_zero(problems):
+def test_offsets_add_up_to_zero_and_a_class_without_images_keeps_zero():
     images = problems.bright_rows(120)
     part = images.subset(images.y != 2)
     fit = fit_offsets(problems.Rows(), part, LinfBall(0.05), RepairConfig(rounds=4))
@@ -54,7 +55,7 @@ def test_offsets_add_up_to_zero_and_a_class_without_images_keeps_zero(problems):
     assert min(fit.history) < fit.history[0]
 
 
-def test_the_implicit_term_changes_little_and_the_network_is_left_alone(problems, same_bits):
+def test_the_implicit_term_changes_little_and_the_network_is_left_alone(same_bits):
     model, images = problems.Rows(), problems.bright_rows(80)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     settings = {"rounds": 3, "fit_on": "cross_entropy", "chunk_size": 30}
@@ -68,7 +69,7 @@ def test_the_implicit_term_changes_little_and_the_network_is_left_alone(problems
     assert fit_offsets(model, images, L2Ball(0.1), RepairConfig(rounds=1)).implicit_share is None
 
 
-def test_equal_settings_give_equal_bits_and_chunks_change_only_the_start(problems):
+def test_equal_settings_give_equal_bits_and_chunks_change_only_the_start():
     model, images = problems.Rows(), problems.bright_rows(80)
     fits = [
         fit_offsets(model, images, LinfBall(0.05), RepairConfig(rounds=3, chunk_size=size)) for size in (250, 250, 30)

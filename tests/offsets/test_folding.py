@@ -27,18 +27,18 @@ class TwoHeads(nn.Module):
 @pytest.mark.parametrize(
     ("make", "layer"),
     [
-        (lambda problems: problems.Rows(), "head"),
-        (lambda problems: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Identity()), "1"),
-        (lambda problems: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 4)), "3"),
-        (lambda problems: TwoHeads(), "head"),
-        (lambda problems: problems.Rows(bias=False), None),
-        (lambda problems: problems.Rows(divided_by=2.0), None),
-        (lambda problems: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.LayerNorm(4)), None),
+        (lambda: problems.Rows(), "head"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Identity()), "1"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 4)), "3"),
+        (lambda: TwoHeads(), "head"),
+        (lambda: problems.Rows(bias=False), None),
+        (lambda: problems.Rows(divided_by=2.0), None),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.LayerNorm(4)), None),
     ],
 )
-def test_logits_are_shifted_and_the_original_is_not(problems, make, layer):
+def test_logits_are_shifted_and_the_original_is_not(make, layer):
     torch.manual_seed(0)
-    model, x = make(problems), torch.rand(8, 1, 4, 4)
+    model, x = make(), torch.rand(8, 1, 4, 4)
     expected = model(x).detach()
     folded = fold_offsets(model, OFFSETS, x)
     assert folded.layer == layer

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+import offset_problems as problems
 from doubly.data import Data, Digits, StepImbalance
 from doubly.errors import UsageError
 from doubly.offsets.config import RepairConfig
 from doubly.offsets.held_out import divide, held_out_images, notes_on_few_images, without_test_images
 
 
-def test_fit_and_judge_are_disjoint_and_have_every_class(problems):
+def test_fit_and_judge_are_disjoint_and_have_every_class():
     images = problems.bright_rows(200)
     parts = divide(images, RepairConfig())
     fit, judge = set(parts.fit.ids.tolist()), set(parts.judge.ids.tolist())
@@ -36,7 +37,7 @@ def test_the_hold_out_of_a_run_or_what_it_leaves_out_is_taken():
         held_out_images(replace(data, train_images=None), trained_here=True)
 
 
-def test_test_images_are_refused_and_a_few_duplicates_left_out(problems):
+def test_test_images_are_refused_and_a_few_duplicates_left_out():
     images, test = problems.bright_rows(200), problems.bright_rows(50, seed=1)
     assert without_test_images(images, None) == (images, []) and without_test_images(images, test) == (images, [])
     with pytest.raises(UsageError, match="200 of the 200 held-out images are test images"):
@@ -47,7 +48,7 @@ def test_test_images_are_refused_and_a_few_duplicates_left_out(problems):
     assert len(rest) == 199 and "1 held-out images" in notes[0]
 
 
-def test_classes_without_or_with_few_images_are_mentioned(problems):
+def test_classes_without_or_with_few_images_are_mentioned():
     images = problems.bright_rows(400)
     part = images.subset((images.y != 1) & ((images.y != 2) | (torch.arange(400) < 60)))
     parts = divide(part, RepairConfig())
@@ -57,7 +58,7 @@ def test_classes_without_or_with_few_images_are_mentioned(problems):
     assert notes_on_few_images(divide(problems.bright_rows(800), RepairConfig()).fit, torch.zeros(4)) == []
 
 
-def test_one_class_is_refused(problems):
+def test_one_class_is_refused():
     images = problems.bright_rows(40)
     with pytest.raises(UsageError, match="of 1 class"):
         divide(images.subset(images.y == 0), RepairConfig())

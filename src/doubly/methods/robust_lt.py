@@ -13,7 +13,7 @@ class, PGD. Around a method with class radii of its own, such as DAFA or CFA, th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,17 @@ class RobustLT(Method):
     @property
     def needs_second_derivatives(self) -> bool:
         return self.method.needs_second_derivatives
+
+    @property
+    def validation_interval(self) -> int | Literal["epoch"] | None:
+        return self.method.validation_interval
+
+    def on_validation(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> State:
+        """Let the method inside learn from held-out images, attacked within the same radius in all classes."""
+        return {**self.method.on_validation(model, batch, _inner(state), step), FACTORS: state[FACTORS]}
+
+    def recorded_state(self, state: State) -> dict[str, float]:
+        return self.method.recorded_state(_inner(state))
 
     def init(self, counts: Tensor | None = None) -> State:
         if counts is None:
