@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import offset_problems as problems
 from doubly.models import MODELS
 from doubly.models.shifted import ShiftedLogits
 from doubly.offsets.folding import fold_offsets
