@@ -80,6 +80,7 @@ FLAG_RECIPES = [  # whose flags, together, are those of train
     "stl10.at",
     "digits.imbalanced.done_gd",
     "digits.done_fast",
+    "digits.done_class",
     "digits.at --set data.source=dataset.folder",
 ]
 

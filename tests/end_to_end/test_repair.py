@@ -72,9 +72,9 @@ def test_what_the_verbs_refuse(cli, tmp_path):
 
 def test_a_network_from_elsewhere_is_repaired(cli, tmp_path):
     network = "nn.Sequential(nn.Flatten(), nn.Linear(64, classes))"
-    (tmp_path / "mynet.py").write_text(f"from torch import nn\n\ndef build(classes=10):\n    return {network}\n")
-    words = "--model mynet:build --data digits --epsilon 0.05 --rounds 2 --images 100 --judge-images 100 --device cpu"
-    code, _, err = cli("repair", *words.split(), "--output", "fixed")
+    (tmp_path / "repaired_net.py").write_text(f"from torch import nn\n\ndef build(classes=10):\n    return {network}\n")
+    words = "--model repaired_net:build --data digits --epsilon 0.05 --rounds 2 --images 100 --judge-images 100"
+    code, _, err = cli("repair", *words.split(), "--device", "cpu", "--output", "fixed")
     assert code == 0 and "too small" in err, err
     assert sorted(path.name for path in (tmp_path / "fixed").iterdir()) == ["repair.json", "weights.safetensors"]
     weights = str(tmp_path / "fixed" / "weights.safetensors")

@@ -84,6 +84,6 @@ def test_a_script_has_a_task_per_unfinished_job_and_time_for_the_longest(tmp_pat
 
 
 def test_the_studies_on_digits_list_their_run_directories(tmp_path):
-    for name, count in (("demo", 4 * 3), ("digits", 54 * (6 + 5)), ("digits_done", 8 * 12 * 2 + 26 * 5)):
+    for name, count in (("demo", 4 * 3), ("digits", 70 * (6 + 5)), ("digits_done", 8 * 12 * 2 + 26 * 5)):
         paths = run_directories(name, tmp_path, 3)
         assert len(set(paths)) == len(paths) == count and all(path.is_relative_to(tmp_path) for path in paths)

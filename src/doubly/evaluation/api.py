@@ -49,9 +49,9 @@ def evaluate(
         model: The network, from images in [0, 1] to logits. It is left as it was found.
         data: Images to evaluate on: `Images`, a pair (pixels, labels), or a map-style dataset.
         threat: What the attacker may do; that of the attacks if not given, else `LinfBall()`.
-            attacks: Names from `doubly list attacks`, or quick for the two APGD attacks of AutoAttack; attacks such as
+        attacks: Names from `doubly list attacks`, or quick for the two APGD attacks of AutoAttack; attacks such as
             `PGD(…)`; or a mapping from names to attacks.
-            validation: Other images, on which the classes of the tail are selected as well.
+        validation: Other images, on which the classes of the tail are selected as well.
         callbacks: Listeners, called on the first process.
         about: Further fields of the protocol in evaluation.json.
         **settings: Fields of `EvalConfig`: output, seed, images, chunk_size, autoattack_images, trust, …
