@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 demo: $(READY)  ## train AT and DONE on digits, evaluate, print the table, write the page
 	$(BIN)/doubly reproduce demo --output runs/demo
 
-test: $(READY)  ## the tests, under four minutes on two idle cores
+test: $(READY)  ## the tests, about four minutes on two idle cores
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-all: $(READY)  ## with the slow ones
