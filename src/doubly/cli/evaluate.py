@@ -2,13 +2,13 @@
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
 
 from doubly.callbacks import Callback
-from doubly.cli.options import parse_options, pop_flag
+from doubly.cli.options import NetworkOptions, parse_options, pop_flag
 from doubly.cli.tables import print_evaluation, print_line
 from doubly.errors import UsageError
 from doubly.evaluation.config import EvalConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(NetworkOptions):
     """Evaluate the network of a run directory, or any network (--model, --weights, --data): accuracy per class under
     attacks, with intervals, and checks of whether the numbers can be trusted. Writes evaluation.json, evaluation.npz
     and gallery.npz. --set FIELD=JSON changes a field of the dataset, as in --set batches=2."""
@@ -36,39 +36,12 @@ class EvaluateOptions:
     """also run AutoAttack (RA-AA); takes hours on large networks, and resumes where it was stopped"""
     quick: bool = False
     """also run only two attacks of AutoAttack, APGD-CE and APGD-T (RA-APGD), which is rarely far from RA-AA"""
-    threat: Annotated[
-        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: that of the run, or linf)")
-    ] = None
-    """what the attacker may do: linf, l2, or another name from `doubly list kinds threat`"""
-    epsilon: Annotated[
-        str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: that of the run, or of the threat)")
-    ] = None
-    """radius of the threat, such as 8/255"""
     jobs: int = 1
     """number of processes that share AutoAttack's chunks"""
-    checkpoint: Literal["last", "best"] = "last"
-    """checkpoint of a run: that of the last epoch, or of the best on the hold-out"""
-    device: str = "auto"
-    """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
-    model: Annotated[
-        str | None, tyro.conf.arg(metavar="M:F", help_behavior_hint="(default: the network of the run)")
-    ] = None
-    """package.module:function that builds your network"""
-    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
-        None
-    )
-    """weights of your network: safetensors, or a state dict saved by torch"""
     data: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the data of the run)")] = (
         None
     )
     """test images for your network: of a dataset, recipe, folder of class folders, .npz or .safetensors file"""
-    data_root: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="DIR", help_behavior_hint="(default: that of the run, or where doubly data fetch puts them)"
-        ),
-    ] = None
-    """folder with the dataset's files"""
 
     @property
     def attack_names(self) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ from rich.console import Console
 from doubly.cli.options import parse_options
 from doubly.cli.tables import print_frontiers, print_line
 from doubly.errors import UsageError
-from doubly.offsets.config import RepairConfig
-from doubly.offsets.frontier import FrontierConfig
+from doubly.offsets.config import FrontierConfig, RepairConfig
 
 if TYPE_CHECKING:
     from doubly.offsets.frontier import Frontier

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from io import StringIO
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -16,6 +17,40 @@ DataRoot = Annotated[
     str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: where doubly data fetch puts them)")
 ]
 """The option --data-root: the folder with the files of the datasets."""
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Options of the verbs that attack a network: of a run directory, or of the user's own."""
+
+    threat: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: that of the run, or linf)")
+    ] = None
+    """what the attacker may do: linf, l2, or another name from `doubly list kinds threat`"""
+    epsilon: Annotated[
+        str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: that of the run, or of the threat)")
+    ] = None
+    """radius of the threat, such as 8/255"""
+    checkpoint: Literal["last", "best"] = "last"
+    """checkpoint of a run: that of the last epoch, or of the best on the hold-out"""
+    device: str = "auto"
+    """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
+    model: Annotated[
+        str | None, tyro.conf.arg(metavar="M:F", help_behavior_hint="(default: the network of the run)")
+    ] = None
+    """package.module:function that builds your network"""
+    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
+        None
+    )
+    """weights of your network: safetensors, or a state dict saved by torch"""
+    data_root: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="DIR", help_behavior_hint="(default: that of the run, or where doubly data fetch puts them)"
+        ),
+    ] = None
+    """folder with the dataset's files"""
+
 
 _REGISTRY = ConstructorRegistry()
 

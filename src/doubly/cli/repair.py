@@ -2,13 +2,13 @@
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
 
 from doubly.callbacks import Callback
-from doubly.cli.options import parse_options, pop_flag
+from doubly.cli.options import NetworkOptions, parse_options, pop_flag
 from doubly.cli.tables import print_differences, print_line, print_repair
 from doubly.errors import UsageError
 from doubly.offsets.config import RepairConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RepairOptions:
+class RepairOptions(NetworkOptions):
     """Raise the weakest classes of a finished network: one number per class is added to its logits, fitted under attack
     on held-out images. Writes a network that others can load, with the accuracies before and after on held-out images
     that were not used for the fit. --set FIELD=JSON changes a field of the dataset."""
@@ -35,40 +35,10 @@ class RepairOptions:
     """folder to write, which must be new or empty"""
     attacks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…")] = ("margin",)
     """attacks under which the result is judged; names from `doubly list attacks`"""
-    threat: Annotated[
-        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: that of the run, or linf)")
-    ] = None
-    """what the attacker may do: linf, l2, or another name from `doubly list kinds threat`"""
-    epsilon: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="NUMBER", help_behavior_hint="(default: that of the run, or 8/255 for linf and 0.5 for l2)"
-        ),
-    ] = None
-    """radius of the threat, such as 8/255"""
-    checkpoint: Literal["last", "best"] = "last"
-    """checkpoint of a run: that of the last epoch, or of the best on the hold-out"""
-    device: str = "auto"
-    """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
-    model: Annotated[
-        str | None, tyro.conf.arg(metavar="M:F", help_behavior_hint="(default: the network of the run)")
-    ] = None
-    """package.module:function that builds your network"""
-    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
-        None
-    )
-    """weights of your network: safetensors, or a state dict saved by torch"""
     data: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the data of the run)")] = (
         None
     )
     """dataset, recipe, folder or file whose training images your network was not trained on; never its test images"""
-    data_root: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="DIR", help_behavior_hint="(default: that of the run, or where doubly data fetch puts them)"
-        ),
-    ] = None
-    """folder with the dataset's files"""
 
 
 def repair(arguments: list[str], out: Console, err: Console) -> int:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from doubly.attacks import PGD, Attack, clean_logits
 from doubly.checks import check_logits
-from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, sample_losses
-from doubly.methods.method import Method
+from doubly.methods.method import Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -38,8 +37,7 @@ class AT(Method):
     def init(self, counts: Tensor | None = None) -> State:
         if self.balance == "none":
             return {}
-        if counts is None:
-            raise UsageError(f"balance {self.balance} needs the training images per class: init(images.counts())")
+        counts = require_counts(counts, f"balance {self.balance}")
         return {"counts": counts.double()}
 
     def sampling(self, state: State) -> Tensor | None:

@@ -19,7 +19,7 @@ from doubly.attacks import PGD, Attack
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy
-from doubly.methods.method import Method
+from doubly.methods.method import Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -37,8 +37,7 @@ class ATBSL(Method):
             raise UsageError(f"tau scales the logarithm of the counts, a number from 0 on, got {self.tau:g}: try 1")
 
     def init(self, counts: Tensor | None = None) -> State:
-        if counts is None:
-            raise UsageError("AT-BSL needs the training images per class: init(images.counts())")
+        counts = require_counts(counts, "AT-BSL")
         return {"counts": counts.double()}
 
     def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:

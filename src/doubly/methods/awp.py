@@ -12,23 +12,23 @@ batch norm's statistics are updated by the pass at w + v; the losses, weights, l
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from doubly.attacks import Attack, frozen_statistics
+from doubly.attacks import frozen_statistics
 from doubly.errors import UsageError
 from doubly.methods.at import AT
-from doubly.methods.method import Method, perturb_parts
+from doubly.methods.method import Method, MethodWrapper, perturb_parts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 LOSS_SCALE = 1024.0  # in fp16 the gradient of a mean would vanish
 
 
 @dataclass(frozen=True)
-class AWP(Method):
+class AWP(MethodWrapper, Method):  # type: ignore[override]  # attack is a property
     """Another method, at adversarially perturbed weights."""
 
     method: Method = field(default_factory=AT)
@@ -45,43 +45,6 @@ class AWP(Method):
             raise UsageError(f"warm_up is a share of training in [0, 1), got {self.warm_up:g}")
         if isinstance(self.method, AWP):
             raise UsageError("AWP around AWP perturbs the same weights twice: wrap the method inside it, once")
-
-    @property
-    def attack(self) -> Attack | None:  # type: ignore[override]
-        return self.method.attack
-
-    @property
-    def wrapped(self) -> Method | None:
-        return self.method
-
-    @property
-    def needs_second_derivatives(self) -> bool:
-        return self.method.needs_second_derivatives
-
-    @property
-    def validation_interval(self) -> int | Literal["epoch"] | None:
-        return self.method.validation_interval
-
-    def on_validation(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> State:
-        return self.method.on_validation(model, batch, state, step)
-
-    def init(self, counts: Tensor | None = None) -> State:
-        return self.method.init(counts)
-
-    def sampling(self, state: State) -> Tensor | None:
-        return self.method.sampling(state)
-
-    def with_attack(self, attack: Attack) -> Self:
-        return replace(self, method=self.method.with_attack(attack))
-
-    def recorded_state(self, state: State) -> dict[str, float]:
-        return self.method.recorded_state(state)
-
-    def costliest(self) -> Self:
-        return replace(self, method=self.method.costliest())
-
-    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation | None:
-        return self.method.perturb(model, batch, state, step)
 
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None

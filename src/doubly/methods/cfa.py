@@ -28,7 +28,7 @@ from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, TradesLoss, kl_divergence
 from doubly.methods.class_tally import add_to_tally, class_means, empty_tally, tally_at
-from doubly.methods.method import Method
+from doubly.methods.method import Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -62,8 +62,7 @@ class CFA(Method):
             raise UsageError(f"start is a share of training in [0, 1), got {self.start:g}: published is 0.05")
 
     def init(self, counts: Tensor | None = None) -> State:
-        if counts is None:
-            raise UsageError("CFA needs the training images per class: init(images.counts())")
+        counts = require_counts(counts, "CFA")
         return empty_tally(2, counts)
 
     def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:

@@ -21,7 +21,7 @@ from doubly.attacks import PGD, Attack, frozen_statistics
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.methods.method import Method
+from doubly.methods.method import Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -50,8 +50,7 @@ class CFOL(Method):
             raise UsageError(f"eta must be a number from 0 on, got {self.eta:g}")
 
     def init(self, counts: Tensor | None = None) -> State:
-        if counts is None:
-            raise UsageError("CFOL needs the training images per class: init(images.counts())")
+        counts = require_counts(counts, "CFOL")
         scores, epoch = torch.zeros_like(counts, dtype=torch.float64), torch.zeros_like(counts[0])
         drawn = self.probabilities(scores, counts)
         return {"scores": scores, "counts": counts.clone(), "drawn": drawn, "epoch": epoch}

@@ -24,7 +24,7 @@ from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import TradesLoss
 from doubly.methods.class_tally import add_to_tally, class_means, empty_tally, tally_at
-from doubly.methods.method import Method
+from doubly.methods.method import Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -54,8 +54,7 @@ class DAFA(Method):
             raise UsageError(f"floor is the smallest class weight and lies in (0, 1], got {self.floor:g}: try 0.1")
 
     def init(self, counts: Tensor | None = None) -> State:
-        if counts is None:
-            raise UsageError("DAFA needs the training images per class: init(images.counts())")
+        counts = require_counts(counts, "DAFA")
         weights = torch.ones_like(counts, dtype=torch.float64)
         return {**empty_tally(len(counts) + 1, counts), "weights": weights, "fixed": torch.zeros_like(counts[0])}
 

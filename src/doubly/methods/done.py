@@ -8,7 +8,6 @@ in the attack. Other divergences than KL are chosen by name, and `cap` bounds th
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,7 +31,7 @@ from doubly.bilevel import (
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, sample_losses
-from doubly.methods.method import Method, perturb_parts
+from doubly.methods.method import Method, implicit_precision, perturb_parts
 from doubly.schedules import Piecewise, Schedule
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
@@ -125,7 +124,7 @@ class DONE(Method):
     def shared_values(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
     ) -> Tensor:
-        with torch.no_grad(), frozen_statistics(model), self._precision(batch):
+        with torch.no_grad(), frozen_statistics(model), implicit_precision(self.implicit, batch.x):
             return self._problem(model, batch)(perturbation.delta).outer
 
     def objective(
@@ -154,7 +153,7 @@ class DONE(Method):
         problems = [
             self._part(model, batch, delta, step) for batch, delta, step in zip(parts, deltas, steps, strict=True)
         ]
-        with self._precision(parts[0]):
+        with implicit_precision(self.implicit, parts[0].x):
             objective = _objective(self._first_order(model, problems, state, steps[0]))
         yield objective
 
@@ -171,7 +170,7 @@ class DONE(Method):
         Returns:
             The surrogate loss, the weights of the samples, and the new state.
         """
-        with self._precision(batch):
+        with implicit_precision(self.implicit, batch.x):
             problem, composition = self._problem(model, batch), self.composition(step.progress)
             all_gather = step.communicator.all_gather
             if self.implicit == "none":
@@ -183,10 +182,6 @@ class DONE(Method):
             full = ConjugateGradient(tolerance=None, inverse_diagonal=inverse)
             solve = Diagonal(inverse) if self.curvature == "barrier" else full
             return cid(problem, delta, composition, state, solve, all_gather=all_gather)
-
-    def _precision(self, batch: Batch) -> AbstractContextManager[object]:
-        """Switch autocast off where there is an implicit term, which is lost in the rounding of half precision."""
-        return nullcontext() if self.implicit == "none" else torch.autocast(batch.x.device.type, enabled=False)
 
     def _problem(self, model: nn.Module, batch: Batch) -> Callable[[Tensor], Terms]:
         """Return the losses at delta, as `cid` takes them."""

@@ -22,7 +22,6 @@ class. The class means of a batch are divided by the batch's own counts, so DONE
 data.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Literal
@@ -35,7 +34,7 @@ from doubly.bilevel import ClassLogMeanExp, Diagonal, Terms, cid, tilted_probabi
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, needs_clean_logits, probability_margin, sample_losses
-from doubly.methods.method import Method
+from doubly.methods.method import Method, implicit_precision, require_counts
 from doubly.schedules import Constant, Schedule
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
@@ -115,8 +114,7 @@ class DONEClass(Method):
         return self.interval if self.mode == "best_response" and self.driver == "holdout" else None
 
     def init(self, counts: Tensor | None = None) -> State:
-        if counts is None:
-            raise UsageError("DONEClass needs the training images per class: init(images.counts())")
+        counts = require_counts(counts, "DONEClass")
         images, never = counts.new_zeros(2, len(counts), dtype=torch.float64), torch.full_like(counts[:1].repeat(2), -1)
         state = {"counts": counts.double(), "images": images, "validated": never}
         self._prior(state)
@@ -164,7 +162,7 @@ class DONEClass(Method):
     def shared_values(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
     ) -> Tensor:
-        with torch.no_grad(), frozen_statistics(model), self._precision(batch):
+        with torch.no_grad(), frozen_statistics(model), implicit_precision(self.implicit, batch.x):
             return self._rows(model, batch, state, perturbation.delta)[0]
 
     def objective(
@@ -178,7 +176,7 @@ class DONEClass(Method):
             gathered.append(step.communicator.all_gather(rows.detach()))
             return Terms(rows[:, :2], -self.attack.loss(logits, batch.y), logits.detach())
 
-        with self._precision(batch):
+        with implicit_precision(self.implicit, batch.x):
             solve = None
             if self.implicit == "exact":
                 solve = Diagonal(self.attack.box(batch.x, batch.y).inverse_curvature(delta, self.damping))
@@ -198,10 +196,6 @@ class DONEClass(Method):
         now = torch.tensor([step.epoch, step.step]).to(state["validated"])
         decay = 1.0 if torch.equal(now, state["validated"]) else (1 - self.rate) ** self.interval  # once per batch
         return {**state, "images": self._count(state, step.communicator.all_gather(rows), decay), "validated": now}
-
-    def _precision(self, batch: Batch) -> AbstractContextManager[object]:
-        """Switch autocast off where there is an implicit term, which drowns in half precision."""
-        return nullcontext() if self.implicit == "none" else torch.autocast(batch.x.device.type, enabled=False)
 
     def _rows(self, model: nn.Module, batch: Batch, state: State, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss, class and score of each sample, (B, 3), and the logits."""

@@ -20,7 +20,7 @@ from doubly.attacks import PGD, Attack, clean_logits, frozen_statistics
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, sample_losses
-from doubly.methods.method import Method
+from doubly.methods.method import Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -45,8 +45,7 @@ class GroupDRO(Method):
             )
 
     def init(self, counts: Tensor | None = None) -> State:
-        if counts is None:
-            raise UsageError("group DRO needs the training images per class: init(images.counts())")
+        counts = require_counts(counts, "group DRO")
         present = counts > 0
         return {"counts": counts.double(), "log_q": (present.double() / present.sum()).log()}
 

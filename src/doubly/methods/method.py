@@ -1,6 +1,7 @@
 """The protocol of a training method, with its defaults."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from doubly.attacks.attack import Attack
 from doubly.distributed.microbatch import WholeBatch
+from doubly.errors import UsageError
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -218,6 +220,69 @@ class Method:
             return steps
         all_values = steps[0].communicator.all_gather(torch.cat(tensors))
         return [step._replace(communicator=WholeBatch(all_values)) for step in steps]
+
+
+class MethodWrapper:
+    """What a method around another one, its field `method`, takes over from it; a mixin in front of `Method`."""
+
+    method: Method
+
+    @property
+    def attack(self) -> Attack | None:
+        return self.method.attack
+
+    @property
+    def wrapped(self) -> Method | None:
+        return self.method
+
+    @property
+    def needs_second_derivatives(self) -> bool:
+        return self.method.needs_second_derivatives
+
+    @property
+    def validation_interval(self) -> int | Literal["epoch"] | None:
+        return self.method.validation_interval
+
+    def init(self, counts: Tensor | None = None) -> State:
+        return self.method.init(counts)
+
+    def sampling(self, state: State) -> Tensor | None:
+        return self.method.sampling(state)
+
+    def recorded_state(self, state: State) -> dict[str, float]:
+        return self.method.recorded_state(state)
+
+    def with_attack(self, attack: Attack) -> Self:
+        return replace(self, method=self.method.with_attack(attack))  # type: ignore[type-var]  # a dataclass
+
+    def costliest(self) -> Self:
+        return replace(self, method=self.method.costliest())  # type: ignore[type-var]
+
+    def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation | None:
+        return self.method.perturb(model, batch, state, step)
+
+    def on_validation(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> State:
+        return self.method.on_validation(model, batch, state, step)
+
+
+def require_counts(counts: Tensor | None, name: str) -> Tensor:
+    """Return the training images per class that a method was given.
+
+    Args:
+        counts: The images per class, or None.
+        name: What needs them, as the message calls it.
+
+    Raises:
+        UsageError: If they are missing.
+    """
+    if counts is None:
+        raise UsageError(f"{name} needs the training images per class: init(images.counts())")
+    return counts
+
+
+def implicit_precision(implicit: str, x: Tensor) -> AbstractContextManager[object]:
+    """Switch autocast off inside where there is an implicit term, which drowns in half precision."""
+    return nullcontext() if implicit == "none" else torch.autocast(x.device.type, enabled=False)
 
 
 def perturb_parts(

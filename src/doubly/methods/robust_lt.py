@@ -13,22 +13,20 @@ class, PGD. Around a method with class radii of its own, such as DAFA or CFA, th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import Attack
 from doubly.errors import UsageError
 from doubly.methods.at import AT
-from doubly.methods.method import Method, compute_objective
+from doubly.methods.method import Method, MethodWrapper, compute_objective, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 FACTORS = "robust_lt_factors"  # in the state, beside the entries of the method inside
 
 
 @dataclass(frozen=True)
-class RobustLT(Method):
+class RobustLT(MethodWrapper, Method):  # type: ignore[override]  # attack is a property
     """Another method, with radii that grow as a class has fewer images."""
 
     method: Method = field(default_factory=AT)
@@ -57,22 +55,6 @@ class RobustLT(Method):
             raise UsageError("RobustLT around RobustLT scales the same radii twice: wrap the method inside it, once")
         self.method.attack.with_class_factors(torch.ones(1))
 
-    @property
-    def attack(self) -> Attack | None:  # type: ignore[override]
-        return self.method.attack
-
-    @property
-    def wrapped(self) -> Method | None:
-        return self.method
-
-    @property
-    def needs_second_derivatives(self) -> bool:
-        return self.method.needs_second_derivatives
-
-    @property
-    def validation_interval(self) -> int | Literal["epoch"] | None:
-        return self.method.validation_interval
-
     def on_validation(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> State:
         """Let the method inside learn from held-out images, attacked within the same radius in all classes."""
         return {**self.method.on_validation(model, batch, _inner(state), step), FACTORS: state[FACTORS]}
@@ -81,18 +63,11 @@ class RobustLT(Method):
         return self.method.recorded_state(_inner(state))
 
     def init(self, counts: Tensor | None = None) -> State:
-        if counts is None:
-            raise UsageError("RobustLT needs the training images per class: init(images.counts())")
+        counts = require_counts(counts, "RobustLT")
         return {**self.method.init(counts), FACTORS: self.class_factors(counts)}
 
     def sampling(self, state: State) -> Tensor | None:
         return self.method.sampling(_inner(state))
-
-    def with_attack(self, attack: Attack) -> Self:
-        return replace(self, method=self.method.with_attack(attack))
-
-    def costliest(self) -> Self:
-        return replace(self, method=self.method.costliest())
 
     def class_factors(self, counts: Tensor) -> Tensor:
         """Return epsilon_c / epsilon at the end of the ramp, (classes,), from the training images per class."""

@@ -20,7 +20,8 @@ from doubly.attacks import PGD, clean_logits
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import TradesLoss
-from doubly.methods.method import Method
+from doubly.methods.class_tally import add_to_tally, class_means
+from doubly.methods.method import Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -46,15 +47,10 @@ class WAT(Method):
         return "epoch"
 
     def init(self, counts: Tensor | None = None) -> State:
-        if counts is None:
-            raise UsageError("WAT needs the training images per class: init(images.counts())")
-        zeros = counts.new_zeros(2, len(counts), dtype=torch.float64)
-        return {
-            "counts": counts.clone(),
-            "totals": zeros[0].clone(),
-            "tally": zeros,
-            "epoch": torch.zeros_like(counts[0]),
-        }
+        counts = require_counts(counts, "WAT")
+        tally = counts.new_zeros(2, len(counts), dtype=torch.float64)
+        epoch = torch.zeros_like(counts[0])
+        return {"counts": counts.clone(), "totals": torch.zeros_like(tally[0]), "tally": tally, "epoch": epoch}
 
     def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack.maximize_divergence(model, batch.x, batch.y, step.generator("attack")))
@@ -74,15 +70,14 @@ class WAT(Method):
         delta = self.attack.maximize_divergence(model, batch.x, batch.y, step.generator("validation"))
         with torch.no_grad():
             losses = TradesLoss(self.beta)(model(batch.x + delta), batch.y, model(batch.x)).double()
-        rows = step.communicator.all_gather(torch.stack([torch.ones_like(losses), losses, batch.y.to(losses)], 1))
-        return {**state, "tally": state["tally"].index_add(1, rows[:, 2].long(), rows[:, :2].T)}
+        rows = step.communicator.all_gather(torch.stack([losses, batch.y.to(losses)], 1))
+        return add_to_tally(state, rows[:, :1], rows[:, 1].long())
 
     def state_at(self, state: State, epoch: int) -> State:
         """Return the state at a batch of this epoch; its first batch adds the held-out losses of the epoch before."""
         now = torch.full_like(state["epoch"], epoch)
         same_epoch = now == state["epoch"]
-        images, losses = state["tally"].unbind()
-        means = losses / images.clamp_min(1)
+        images, (means,) = state["tally"][-1], class_means(state["tally"])
         means = torch.where(images > 0, means, means.sum() / (images > 0).sum().clamp_min(1))
         totals = torch.where(same_epoch, state["totals"], state["totals"] + means)
         tally = torch.where(same_epoch, state["tally"], 0.0)

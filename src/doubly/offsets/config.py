@@ -1,4 +1,4 @@
-"""The settings of a repair."""
+"""The settings of a repair and of a frontier."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -8,6 +8,8 @@ from doubly.errors import UsageError
 FitLoss = Literal["margin", "cross_entropy"]
 FIRST_ATTACK = 5  # times as many steps for the first attack, which starts at random, as for each later one
 MAX_ATTACK_STEPS = 100  # of each image, in the whole fit
+SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
+MAX_SCALE = 10.0
 _COUNTS = ("rounds", "attack_steps", "steps", "images", "judge_images", "chunk_size")
 
 
@@ -80,3 +82,29 @@ class RepairConfig:
     def all_attack_steps(self) -> int:
         """Attack steps of each image in the whole fit."""
         return (FIRST_ATTACK + self.rounds) * self.attack_steps
+
+
+@dataclass(frozen=True)
+class FrontierConfig:
+    """The settings of a frontier.
+
+    Raises:
+        UsageError: If a number is out of range, or the network as trained is not among the points.
+    """
+
+    scales: tuple[float, ...] = SCALES
+    """factors of the fitted offsets, 0 among them; above 1 they go on beyond the fit"""
+    attack: str = "margin"
+    """attack under which average and tail are measured; a name from `doubly list attacks`"""
+    images: int | None = 1000
+    """number of test images, in the proportions of the classes; none: all"""
+    eval_seed: int = 0
+    """seed of the attack"""
+
+    def __post_init__(self) -> None:
+        if len(set(self.scales)) < 2 or 0.0 not in self.scales or not all(0 <= s <= MAX_SCALE for s in self.scales):
+            raise UsageError(
+                f"scales are at least two different numbers from 0 to {MAX_SCALE:g}, 0 among them, got {self.scales}"
+            )
+        if self.images is not None and self.images < 1:
+            raise UsageError(f"images must be at least 1, or none for all, got {self.images}")

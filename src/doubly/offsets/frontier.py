@@ -27,40 +27,11 @@ from doubly.evaluation.result import EvalResult
 from doubly.evaluation.task import select_images
 from doubly.models.shifted import ShiftedLogits
 from doubly.offsets.api import fit_network, run_images, with_root
-from doubly.offsets.config import RepairConfig
+from doubly.offsets.config import FrontierConfig, RepairConfig
 from doubly.report.frontier import SCHEMA, read_frontier
 from doubly.rundir import RunDir, write_json
 from doubly.text import method_label
 from doubly.threat import Threat
-
-SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
-MAX_SCALE = 10.0
-
-
-@dataclass(frozen=True)
-class FrontierConfig:
-    """The settings of a frontier.
-
-    Raises:
-        UsageError: If a number is out of range, or the network as trained is not among the points.
-    """
-
-    scales: tuple[float, ...] = SCALES
-    """factors of the fitted offsets, 0 among them; above 1 they go on beyond the fit"""
-    attack: str = "margin"
-    """attack under which average and tail are measured; a name from `doubly list attacks`"""
-    images: int | None = 1000
-    """number of test images, in the proportions of the classes; none: all"""
-    eval_seed: int = 0
-    """seed of the attack"""
-
-    def __post_init__(self) -> None:
-        if len(set(self.scales)) < 2 or 0.0 not in self.scales or not all(0 <= s <= MAX_SCALE for s in self.scales):
-            raise UsageError(
-                f"scales are at least two different numbers from 0 to {MAX_SCALE:g}, 0 among them, got {self.scales}"
-            )
-        if self.images is not None and self.images < 1:
-            raise UsageError(f"images must be at least 1, or none for all, got {self.images}")
 
 
 @dataclass(frozen=True, eq=False)
