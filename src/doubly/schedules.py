@@ -2,8 +2,9 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Self
 
 from doubly.errors import UsageError
 
@@ -22,6 +23,10 @@ class Schedule:
         """Return the values that the schedule takes, at every percent of training where they are not listed."""
         return [self.at(percent / 100) for percent in range(100)]
 
+    def with_peak(self, value: float) -> Self:
+        """Return the same schedule with `value` as its highest value."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Constant(Schedule):
@@ -34,6 +39,9 @@ class Constant(Schedule):
 
     def values_taken(self) -> Sequence[float]:
         return (self.value,)
+
+    def with_peak(self, value: float) -> Self:
+        return replace(self, value=value)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,9 @@ class Piecewise(Schedule):
     def values_taken(self) -> Sequence[float]:
         return self.values
 
+    def with_peak(self, value: float) -> Self:
+        return replace(self, values=tuple(value * old / max(self.values) for old in self.values))
+
 
 @dataclass(frozen=True)
 class Cyclic(Schedule):
@@ -87,6 +98,9 @@ class Cyclic(Schedule):
 
     def at(self, progress: float) -> float:
         return self.peak * min(progress / self.turn, (1 - progress) / (1 - self.turn))
+
+    def with_peak(self, value: float) -> Self:
+        return replace(self, peak=value)
 
 
 SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "piecewise": Piecewise, "cyclic": Cyclic}

@@ -50,6 +50,17 @@ def format_radius(value: float) -> str:
     return f"{levels:.0f}/255" if levels > 0.5 and abs(levels - round(levels)) < 1e-6 else format_value(value)
 
 
+def format_norm(name: str) -> str:
+    """Return `ℓ∞` for Linf or threat.linf, `ℓ2` for L2; a threat that is not named after a norm keeps its name."""
+    last = name.rpartition(".")[2].lower()
+    return f"ℓ{last[1:].replace('inf', '∞')}" if re.fullmatch(r"l(\d+|inf)", last) else last
+
+
+def format_ball(norm: str, radius: float) -> str:
+    """Return the ball of an attack as `ℓ∞, ε = 8/255`."""
+    return f"{format_norm(norm)}, ε = {format_radius(radius)}"
+
+
 def method_label(name: str) -> str:
     """Return the label of a method made from the last part of a run's name: `DONE-PGD` for `cifar10.done_pgd`."""
     return name.rpartition(".")[2].upper().replace("_", "-")

@@ -76,7 +76,7 @@ def check_refusals(cli, doubly, path):
     for words, message in [
         (["--epochs", 13], "epochs: 12 -> 13"),
         (["--seed", 1], "seed: 0 -> 1"),
-        (["--method.attack.threat.radius", "8/255"], "method.attack.threat.radius: 0.15 -> 0.03137"),
+        (["--epsilon", "8/255"], "method.attack.threat.radius: 0.15 -> 0.03137"),
         (["--set", "method.attack.rule=step.adam"], "method.attack.rule.kind: 'step.sign' -> 'step.adam'"),
     ]:
         code, _, err = cli("train", "--output", path, "--resume", *words)
@@ -91,7 +91,7 @@ def test_a_run_that_is_stopped_and_resumed_is_the_same_and_is_evaluated_reported
     code, out, err = cli(*train, "--output", "whole")
     lines = out.splitlines()
     assert (code, err) == (0, "") and "\x1b" not in out
-    assert lines[0] == "digits.imbalanced.done_pgd, seed 0, 12 epochs -> whole"
+    assert lines[0] == "digits.imbalanced.done_pgd, seed 0, 12 epochs, ℓ∞, ε = 0.15 -> whole"
     assert lines[1].startswith("epoch 10: training loss ") and "RA-Tail-30" in lines[1]
     assert lines[-1] == "trained; now: doubly evaluate whole"
     for number, code, again in [

@@ -78,3 +78,14 @@ class Attack:
     def scaled(self, factor: float) -> Self:
         """Return the same attack within `factor` times the radius."""
         return replace(self, threat=self.threat.scaled(factor))  # type: ignore[type-var]
+
+    def within(self, threat: Threat) -> Self:
+        """Return the same attack within another threat; step sizes keep their ratio to the radius.
+
+        Args:
+            threat: What the attacker may do.
+
+        Raises:
+            UsageError: If the attack cannot stay within that threat.
+        """
+        return replace(self, threat=threat)  # type: ignore[type-var]

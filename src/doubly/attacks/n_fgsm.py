@@ -6,8 +6,8 @@ delta is cut to the image range only, so it leaves the ball by design, by up to 
 training from overfitting to its own attack. It is for training; an accuracy under it says nothing about the ball.
 """
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from doubly.checks import check_images, check_scores
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
 from doubly.seeding import BatchGenerator
-from doubly.threat import LinfBall
+from doubly.threat import LinfBall, Threat
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ class NFGSM(Attack):
         check_plain(self.loss, "N-FGSM")
         if self.noise < 0 or not self.reach > 0:
             raise UsageError(f"N-FGSM needs noise >= 0 and reach > 0, got {self.noise:g} and {self.reach:g}")
+
+    def within(self, threat: Threat) -> Self:
+        if not isinstance(threat, LinfBall):
+            raise UsageError(f"N-FGSM is made for LinfBall, got {type(threat).__name__}: use at with PGD, or norm linf")
+        return replace(self, threat=threat)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
         check_images(x, y)

@@ -71,6 +71,17 @@ class PGD(Attack):
         except TypeError as error:  # a rule without a size
             raise UsageError(str(error)) from None
 
+    def within(self, threat: Threat) -> Self:
+        factor = threat.radius / self.threat.radius
+        if type(threat) is type(self.threat):
+            return replace(self.scaled(factor), threat=threat)
+        if type(self.rule) is not type(self.threat.step_rule(1.0)):
+            raise UsageError(
+                f"{type(self.rule).__name__} was chosen for {type(self.threat).__name__}: with another norm, choose a "
+                "method whose attack takes the usual step of its norm, such as at, or set the threat and rule by --set"
+            )
+        return replace(self, threat=threat, rule=threat.step_rule(factor * self.rule.sizes[0]))
+
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
         return self.maximize(model, x, y, generator, lambda logits: self.loss(logits, y))
 

@@ -75,6 +75,8 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
         print_line(out, f"{result.autoattack['chunks']} chunks are finished; a call without --shard combines them")
         return 0
     print_evaluation(result, str(options.directory or options.model), out)
+    if options.directory is not None:
+        _print_other_threat(options, options.directory, out)
     print_line(out, f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.npz'}")
     return 0
 
@@ -105,6 +107,18 @@ def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[
     return options, changes
 
 
+def _print_other_threat(options: EvaluateOptions, directory: Path, out: Console) -> None:
+    """Say so if the network was trained at another epsilon than it was measured at."""
+    from doubly.checkpoints.load import load_run
+    from doubly.cli.sources import select_threat
+    from doubly.config.threats import describe_threats, is_same_ball, measured_threat, training_threat
+
+    run = load_run(directory)
+    training, measured = training_threat(run), select_threat(options.norm, options.epsilon, measured_threat(run))
+    if training is not None and measured is not None and not is_same_ball(training, measured):
+        print_line(out, describe_threats(run, measured))
+
+
 def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
     from doubly.checkpoints.load import load_run
     from doubly.cli.sources import select_threat
@@ -112,7 +126,7 @@ def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback)
     from doubly.evaluation.api import evaluate_run
 
     trained_threat = load_run(directory).validation.attack.threat
-    threat = select_threat(options.threat, options.epsilon, trained_threat)
+    threat = select_threat(options.norm, options.epsilon, trained_threat)
     result = evaluate_run(
         directory,
         checkpoint=options.checkpoint,
@@ -148,6 +162,6 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
         about = {"model": options.model, "weights": options.weights, "split": "test"}
         about |= {"note": splits.note} if splits.note else {}
         settings = {**asdict(options.config), "output": folder}
-        threat = select_threat(options.threat, options.epsilon, None)
+        threat = select_threat(options.norm, options.epsilon, None)
         result = evaluate(model, test, threat, options.attack_names, callbacks=[callback], about=about, **settings)
         return result, folder

@@ -34,8 +34,10 @@ class FrontierOptions:
     """how far the average may lie below that of the first run as trained, as a share, where tails are compared"""
     checkpoint: Literal["last", "best"] = "last"
     """checkpoint of a run: that of the last epoch, or of the best on the hold-out"""
-    threat: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: that of the run)")] = None
-    """what the attacker may do: linf, l2, or another name from `doubly list kinds threat`"""
+    norm: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", aliases=["--threat"], help_behavior_hint="(default: that of the run)")
+    ] = None
+    """norm of the perturbations: linf, l2, or another name from `doubly list kinds threat`"""
     epsilon: Annotated[str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: that of the run)")] = (
         None
     )
@@ -81,7 +83,7 @@ def _compute(options: FrontierOptions, path: Path, callback: Any) -> "Frontier":
     from doubly.offsets.frontier import frontier_run
 
     trained_threat = load_run(path).validation.attack.threat
-    threat = select_threat(options.threat, options.epsilon, trained_threat)
+    threat = select_threat(options.norm, options.epsilon, trained_threat)
     return frontier_run(
         path,
         checkpoint=options.checkpoint,

@@ -23,14 +23,15 @@ DataRoot = Annotated[
 class NetworkOptions:
     """Options of the verbs that attack a network: of a run directory, or of the user's own."""
 
-    threat: Annotated[
-        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: that of the run, or linf)")
+    norm: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="NAME", aliases=["--threat"], help_behavior_hint="(default: that of the run, or linf)"),
     ] = None
-    """what the attacker may do: linf, l2, or another name from `doubly list kinds threat`"""
+    """norm of the perturbations: linf, l2, or another name from `doubly list kinds threat`"""
     epsilon: Annotated[
-        str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: that of the run, or of the threat)")
+        str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: that of the run, or of the norm)")
     ] = None
-    """radius of the threat, such as 8/255"""
+    """largest perturbation, such as 8/255"""
     checkpoint: Literal["last", "best"] = "last"
     """checkpoint of a run: that of the last epoch, or of the best on the hold-out"""
     device: str = "auto"

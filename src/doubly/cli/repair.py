@@ -80,7 +80,7 @@ def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> 
         checkpoint=options.checkpoint,
         architecture=UserModel(options.model) if options.model else None,
         device=options.device,
-        threat=select_threat(options.threat, options.epsilon, load_run(directory).validation.attack.threat),
+        threat=select_threat(options.norm, options.epsilon, load_run(directory).validation.attack.threat),
         attacks=options.attacks,
         root=options.data_root,
         config=options.config,
@@ -111,7 +111,7 @@ def _repair_network(options: RepairOptions, changes: list[str], callback: Callba
     result = repair_network(
         model.to(select_device(options.device, SINGLE_PROCESS)),
         held_out,
-        select_threat(options.threat, options.epsilon, None),
+        select_threat(options.norm, options.epsilon, None),
         test=splits.test,
         attacks=options.attacks,
         output=folder,

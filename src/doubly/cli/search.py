@@ -39,6 +39,14 @@ class SearchOptions:
         tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: epochs, learning rate and weight decay)"),
     ] = None
     """JSON file with the grid: an object from dotted fields to lists of values, as in {"epochs": [40, 60]}"""
+    epsilon: Annotated[
+        str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: that of the recipe)")
+    ] = None
+    """largest perturbation in training and on the hold-outs; steps keep their ratio to it"""
+    norm: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: that of the recipe)")] = (
+        None
+    )
+    """norm of the perturbations: linf or l2"""
     data_root: DataRoot = None
     """folder with the dataset's files"""
     tensorboard: bool = False
@@ -48,13 +56,14 @@ class SearchOptions:
 def search(arguments: list[str], out: Console, err: Console) -> int:
     """Run the trials, print them, and write the winner as a configuration to train."""
     options = parse_options(SearchOptions, arguments, "search")
+    from doubly.cli.short_flags import with_epsilon
     from doubly.cli.sources import with_data_root
     from doubly.cli.tensorboard import tensorboard_factories
     from doubly.config.serialize import to_json, with_changes
     from doubly.jobs.search import Search, default_space, run_searches
     from doubly.recipes import recipe
 
-    run = with_data_root(recipe(options.recipe), options.data_root)
+    run = with_epsilon(with_data_root(recipe(options.recipe), options.data_root), options.norm, options.epsilon)
     output = options.output or Path("runs") / "search" / options.recipe
     space = default_space(run) if options.space is None else _read_space(options.space)
     callbacks = tensorboard_factories(options.tensorboard)

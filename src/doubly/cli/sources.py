@@ -77,10 +77,12 @@ def _run_on(data: Data) -> Run:
 
 
 def select_threat(name: str | None, epsilon: str | None, default: Threat | None) -> Threat | None:
-    """Return the threat of --threat and --epsilon; the default if they name none, or only the kind of the default."""
+    """Return the threat of --norm and --epsilon; the default if they name none, or only the kind of the default."""
     if name is not None and name not in THREATS:
-        raise UsageError(f"there is no threat '{name}'{suggestion(name, THREATS)}")
+        raise UsageError(f"there is no norm '{name}'{suggestion(name, THREATS)}")
     kind = THREATS[name] if name else LinfBall if default is None else type(default)
+    if epsilon is not None and type(default) is kind:
+        return replace(default, radius=parse_number(epsilon))  # type: ignore[type-var]  # also keeps the barrier
     if epsilon is not None:
         return kind(radius=parse_number(epsilon))  # type: ignore[call-arg]  # a field of every subclass
     return default if name is None or type(default) is kind else kind()

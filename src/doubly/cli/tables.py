@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from doubly.metric_names import attack_metric
+from doubly.report.protocol import describe_attack
 from doubly.text import escape_terminal, format_percent
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) ->
 
     keys, intervals = {attack: key_of(result, attack) for attack in result.predictions}, summary["intervals"]
     columns = [attack_label(attack, result) + _count(attack, result) for attack in keys]
-    table = _table(f"{title}, % with 95 % intervals", "", "n", *columns)
+    attack = describe_attack(result.protocol) or "no attack"
+    table = _table(f"{title}: {attack}, n = {result.n}, % with 95 % intervals", "", "n", *columns)
     for name, row in summary["per_class"].items():
         cells = [_cell(row[key], row[f"{key}_interval"], 0) for key in keys.values()]
         table.add_row(escape_terminal(name), str(row["n"]), *cells)

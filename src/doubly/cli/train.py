@@ -17,8 +17,10 @@ usage: doubly train RECIPE [OPTIONS]
 
 Train a network, and write a run directory: doubly train digits.at --output runs/at --seed 1 --epochs 60
 
+--epsilon 8/255 sets the largest perturbation of training, validation and evaluation, --norm its norm, --lr the highest
+learning rate, --epochs and --batch-size how long and in what portions.
 Every field of a run has a flag. `doubly train RECIPE --help` lists those of a recipe, as in --optimizer.lr.peak 0.05
-or --method.attack.threat.radius 8/255; `doubly list recipes` lists the recipes.
+or --validation.every 5; `doubly list recipes` lists the recipes.
 --set PATH=KIND replaces a whole part, whose fields then have flags: --set optimizer=optimizer.adamw
 --optimizer.lr.peak 1e-3. PATH=JSON sets its fields as well. `doubly list kinds` lists the kinds.
 --config FILE takes a saved config.json in place of a recipe."""
@@ -44,13 +46,15 @@ def train(arguments: list[str], out: Console, err: Console) -> int:
 def _train(options: "TrainOptions", out: Console) -> int:
     from doubly.cli.progress import terminal_progress
     from doubly.cli.tensorboard import tensorboard_factories
+    from doubly.config.threats import describe_threats
     from doubly.jobs.signals import stop_on_signals
     from doubly.training.loop import train_run
 
     run, output = options.run, options.output_dir
     with stop_on_signals() as request, terminal_progress(out, run.epochs) as lines:
         callbacks = [lines, *(factory(output) for factory in tensorboard_factories(options.tensorboard))]
-        lines.on_message(f"{run.name}, seed {run.seed}, {run.epochs} epochs -> {output}")
+        threats = describe_threats(run)
+        lines.on_message(f"{run.name}, seed {run.seed}, {run.epochs} epochs, {threats} -> {output}")
         try:
             train_run(run, output, resume=options.resume, callbacks=callbacks, stop=request)
         except Interrupted as stopped:

@@ -9,6 +9,7 @@ import tyro
 
 from doubly.checkpoints.load import load_run
 from doubly.cli.options import parse_options, pop_flag
+from doubly.cli.short_flags import apply_short_flags, check_one_epsilon
 from doubly.cli.sources import apply_changes, with_data_root
 from doubly.config import Run
 from doubly.config.serialize import from_json
@@ -41,6 +42,12 @@ class TrainOptions:
         tyro.conf.arg(name="model", metavar="M:F", help_behavior_hint="(default: the network of the recipe)"),
     ] = None
     """package.module:function that returns your own network"""
+    epsilon: Annotated[str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: as below)")] = None
+    """largest perturbation of training, validation and evaluation alike; their steps keep their ratio to it"""
+    norm: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: as below)")] = None
+    """norm of the perturbations: linf or l2"""
+    lr: Annotated[str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: as below)")] = None
+    """highest learning rate of the schedule"""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
         None
     )
@@ -61,8 +68,10 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
     """
     words = list(arguments)
     configs, changes = pop_flag(words, "--config"), pop_flag(words, "--set")
-    run = apply_changes(_first_run(words, configs), changes)
+    first = _first_run(words, configs)
+    run = apply_short_flags(apply_changes(first, changes), words)
     options = parse_options(TrainOptions, words, "train RECIPE", TrainOptions(run))
+    check_one_epsilon(first, options.run, arguments)
     run = with_data_root(options.run, options.data_root)
     if options.model is not None:
         run = replace(run, model=UserModel(options.model, options.weights))

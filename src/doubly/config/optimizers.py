@@ -2,8 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -30,6 +30,16 @@ class OptimizerConfig:
     def learning_rate(self, optimizer: torch.optim.Optimizer, progress: float) -> float:
         """Return the learning rate at a share of training; the optimizer's own if there is no schedule."""
         return float(optimizer.param_groups[0]["lr"]) if self.lr is None else self.lr.at(progress)
+
+    def with_peak(self, value: float) -> Self:
+        """Return the same settings with `value` as the highest learning rate of the schedule.
+
+        Raises:
+            UsageError: If there is no schedule, or the value is negative.
+        """
+        if self.lr is None:
+            raise UsageError("the optimizer of this run sets its own learning rate: change it where it is made")
+        return replace(self, lr=self.lr.with_peak(value))  # type: ignore[type-var]  # subclasses are dataclasses
 
     def set_learning_rate(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         """Set the learning rate of every parameter group to that at a share of training."""

@@ -1,11 +1,13 @@
 """The notes below a table: how its numbers were measured, and what makes its rows hard to compare."""
 
 import statistics
+from collections.abc import Mapping
+from typing import Any
 
 from doubly.metric_names import METRICS
 from doubly.report.collect import Comparison, autoattack_settings
-from doubly.report.protocol import describe
-from doubly.text import format_value
+from doubly.report.protocol import describe, flatten
+from doubly.text import format_ball, format_value
 
 BUDGET = ("epochs", "batch_size", "batch_norm", "model.", "warm_up", "ema_decay", "precision")  # fields of a run
 MACHINE = ("device", "threads", "platform")  # fields of environment.json
@@ -26,6 +28,7 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
     return (
         caption,
         *([f"{separate} and are in another table."] if comparison.differences else []),
+        *_other_radius(comparison),
         *_autoattack(comparison),
         *_missing_seeds(comparison),
         *(["The rows have different seeds."] if not alike else []),
@@ -40,6 +43,24 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
         ),
         *([f"{comparison.protocol['note']}."] if comparison.protocol.get("note") else []),
     )
+
+
+def _other_radius(comparison: Comparison) -> list[str]:
+    """Name the methods that were trained in another ball than they were measured in."""
+    measured = _ball(flatten(comparison.protocol), "attack.")
+    differing = []
+    for label, runs in comparison.methods.items():
+        prefixes = [
+            key.removesuffix("threat.radius") for key in runs[0].choices if key.endswith("attack.threat.radius")
+        ]
+        balls = {_ball(runs[0].choices, prefix) for prefix in prefixes if prefix.startswith("method.")} - {measured}
+        differing += [f"{label} ({', '.join(sorted(balls))})"] if balls and measured else []
+    return [f"Trained in another ball than measured in: {', '.join(differing)}."] if differing else []
+
+
+def _ball(settings: Mapping[str, Any], prefix: str) -> str:
+    norm, radius = settings.get(f"{prefix}threat.kind"), settings.get(f"{prefix}threat.radius")
+    return format_ball(str(norm), radius) if norm and isinstance(radius, float) else ""
 
 
 def _autoattack(comparison: Comparison) -> list[str]:

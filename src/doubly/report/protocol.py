@@ -1,11 +1,10 @@
 """The protocol of an evaluation in words: the settings that a number needs beside it."""
 
-import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from doubly.text import format_radius, format_value
+from doubly.text import format_norm, format_radius, format_value
 
 # Settings that readers expect and that are therefore left out.
 DEFAULTS = {
@@ -48,6 +47,16 @@ def attack_name(protocol: Mapping[str, Any]) -> str:
     return f"{kind}-{fields['steps']}" if "steps" in fields else kind
 
 
+def describe_attack(protocol: Mapping[str, Any]) -> str:
+    """Return the attack in words, as `PGD-20, ℓ∞, ε = 8/255, step ε/4, uniform start, 1 restart`.
+
+    Without pgd it is the first of the other attacks; empty if there is none.
+    """
+    others = list(protocol.get("attacks", {}).values())
+    attack = protocol.get("attack", others[0] if others else None)
+    return ", ".join([attack_name({"attack": attack}), *_words(flatten({"attack": attack}))]) if attack else ""
+
+
 def describe(protocol: Mapping[str, Any]) -> str:
     """Return one line: the attack in words, then in brackets every setting that the words leave out."""
     flat = flatten(protocol)
@@ -71,7 +80,7 @@ def describe_setting(key: str, value: object) -> str:
 def _words(flat: Mapping[str, Any]) -> list[str]:
     """Return the parts of `ℓ∞, ε = 8/255, step ε/4, uniform start, 1 restart`."""
     radius, size = flat.get("attack.threat.radius"), flat.get("attack.rule.size")
-    words = [_ball(str(flat["attack.threat.kind"]))] if "attack.threat.kind" in flat else []
+    words = [format_norm(str(flat["attack.threat.kind"]))] if "attack.threat.kind" in flat else []
     words += [f"ε = {format_radius(radius)}"] if radius else []
     if size:
         share = Fraction(size / radius).limit_denominator(100) if radius else Fraction(0)
@@ -80,12 +89,6 @@ def _words(flat: Mapping[str, Any]) -> list[str]:
     words += [f"{flat['attack.start']} start"] if flat.get("attack.start") else []
     restarts = flat.get("attack.restarts")
     return words + ([f"{restarts} restart{'s' * (restarts > 1)}"] if restarts else [])
-
-
-def _ball(kind: str) -> str:
-    """Return `ℓ2` for threat.l2 and `ℓ∞` for threat.linf; of a threat that is not named after a norm, its name."""
-    name = kind.rpartition(".")[2]
-    return f"ℓ{name[1:].replace('inf', '∞')}" if re.fullmatch(r"l(\d+|inf)", name) else name
 
 
 def _of_epsilon(share: Fraction) -> str:
