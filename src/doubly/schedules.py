@@ -76,7 +76,8 @@ class Piecewise(Schedule):
         return self.values
 
     def with_peak(self, value: float) -> Self:
-        return replace(self, values=tuple(value * old / max(self.values) for old in self.values))
+        factor = value / max(self.values)
+        return replace(self, values=tuple(factor * old for old in self.values))
 
 
 @dataclass(frozen=True)

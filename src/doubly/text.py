@@ -1,11 +1,20 @@
 """Formatting of numbers, durations and names, and escaping of text for each output format. No torch."""
 
 import re
+from collections.abc import Sequence
 
 import markupsafe
 import rich.markup
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins with one of these
+TRUST_QUESTION = "are these numbers trustworthy?"
+# Answers by the verdict of the checks: about the numbers, not about the network.
+TRUST_ANSWERS = {
+    "fine": "yes, as far as these checks can tell",
+    "suspicious": "no, they look better than the network is: see suspicious",
+    "unclear": "unclear: see unclear",
+    "too little was measured": "too little was measured to say",
+}
 LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -64,6 +73,19 @@ def format_ball(norm: str, radius: float) -> str:
 def method_label(name: str) -> str:
     """Return the label of a method made from the last part of a run's name: `DONE-PGD` for `cifar10.done_pgd`."""
     return name.rpartition(".")[2].upper().replace("_", "-")
+
+
+def trust_answer(verdict: str) -> str:
+    """Return the verdict of the checks of an evaluation as an answer to TRUST_QUESTION."""
+    return TRUST_ANSWERS.get(verdict, verdict)
+
+
+def dead_classes_sentence(names: Sequence[str], classes: int) -> str:
+    """Return a sentence about the classes of which not even a clean image is recognized."""
+    return (
+        f"dead classes, {len(names)} of {classes}: {', '.join(map(shorten, names))}: no clean image of them is "
+        "classified correctly, so averages say little about this network"
+    )
 
 
 def printable(value: object) -> str:

@@ -70,7 +70,9 @@ def digits():
 
 
 def test_inspect_counts_the_images_and_draws_the_first_of_each_class(cli, tmp_path, digits):
-    code, out, err = cli("data", "inspect", "digits", "--columns", 5)
+    code, out, err = cli("data", "inspect", "digits")
+    assert (code, err) == (0, "") and "wrote" not in out and files(tmp_path) == set()  # a picture only if asked for
+    code, out, err = cli("data", "inspect", "digits", "--columns", 5, "--picture", "digits.png")
     assert (code, err) == (0, "") and "published" not in out
     splits = Digits().load()
     expected = {str(k): (int((splits.train.y == k).sum()), int((splits.test.y == k).sum())) for k in range(10)}
@@ -87,7 +89,7 @@ def test_inspect_reads_a_file_of_color_images_with_any_class_names(cli):
     x = np.random.default_rng(0).integers(0, 256, (7, 3, 40, 60), np.uint8)
     y = np.array([0, 1, 0, 1, 0, 1, 1])
     np.savez("data.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2], classes=np.array(["red", "[blue]"]))
-    code, out, _ = cli("data", "inspect", "arrays", "--columns", "4")
+    code, out, _ = cli("data", "inspect", "arrays", "--columns", "4", "--output", "arrays.png")
     assert code == 0 and counts(out) == {"red": (3, 1), "[blue]": (4, 1), "all": (7, 2)}
     means = " ".join(f"{value:.4f}" for value in (x / 255).mean((0, 2, 3)))
     assert f"3x40x60 bytes; training mean {means}," in out
@@ -99,13 +101,13 @@ def test_inspect_reads_a_file_of_color_images_with_any_class_names(cli):
 
 
 def test_inspect_shows_what_a_recipe_or_a_changed_field_makes_of_the_data(cli, tmp_path, digits):
-    code, out, err = cli("data", "inspect", "digits.imbalanced.at")
-    assert (code, err) == (0, "") and files(tmp_path) == {"digits.imbalanced.at.png"}
+    code, out, err = cli("data", "inspect", "digits.imbalanced.at", "--picture", "sheet.png")
+    assert (code, err) == (0, "") and files(tmp_path) == {"sheet.png"}
     sizes = [count // 5 if k < 5 else count for k, count in enumerate(torch.bincount(digits.y).tolist())]
     assert [train for name, (train, _) in counts(out).items() if name != "all"] == sizes
     assert counts(out)["all"] == (sum(sizes), 360)
     subset = digits.subset(StepImbalance(0.2).keep(digits.y, 10))
-    sheet = cells("digits.imbalanced.at.png", 48, 48, 10, 12)
+    sheet = cells("sheet.png", 48, 48, 10, 12)
     for label in (0, 9):
         assert (sheet[label][0][3::6, 3::6, 0] == subset.x[subset.y == label][0, 0].numpy()).all()
     code, out, _ = cli("data", "inspect", "digits", "--set", "folds=3", "--set=fold=2")
@@ -278,7 +280,7 @@ def test_fetched_files_can_be_inspected_and_are_not_fetched_again(cli, mirror, p
         assert f"data/mnist/{name} is there now" in out
         assert Path("data/mnist", name).read_bytes() == (mirror.folder / "mnist" / name).read_bytes()
     assert out.splitlines()[-1] == "now: doubly data inspect mnist --data-root data"
-    code, out, err = cli("data", "inspect", "mnist", "--data-root", "data", "--columns", "3")
+    code, out, err = cli("data", "inspect", "mnist", "--data-root", "data", "--columns", "3", "--picture", "mnist.png")
     assert (code, err) == (0, "")
     assert counts(out) == {str(k): (3 + 2 * (k == 0) + (k == 7), 1) for k in range(10)} | {"all": (33, 10)}
     assert "33 of the 60,000 published training images; 10 of the 10,000 published test images" in out
@@ -295,7 +297,7 @@ def test_the_cache_is_used_if_no_folder_is_named(cli, mirror, published, tmp_pat
     monkeypatch.setenv("DOUBLY_CACHE", str(tmp_path / "cache"))
     assert cli("data", "fetch", "mnist", "--mirror", mirror.url)[0] == 0
     assert cli("data", "inspect", "mnist")[0] == 0
-    assert files(tmp_path) - {"mnist.png"} == {f"cache/mnist/{name}" for name in PUBLISHED["mnist"].md5}
+    assert files(tmp_path) == {f"cache/mnist/{name}" for name in PUBLISHED["mnist"].md5}
 
 
 def test_a_terminal_shows_the_progress_of_downloads(cli, mirror, published, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from doubly.rundir import read_json
+from doubly.text import TRUST_QUESTION, trust_answer
 from evaluation_inputs import (
     AUTOATTACK,
     SEVERAL,
@@ -33,7 +34,7 @@ def test_autoattack_is_complete_and_checked(complete):
     assert low < about["ra_aa"] < high
     checks = about["trust"]
     assert checks["measured"] == checks["of"] == len(checks["lines"]) == 11
-    assert f"can the numbers be trusted? {checks['verdict']}" in out and "RA-AA" in out
+    assert f"{TRUST_QUESTION} {trust_answer(checks['verdict'])}" in out and "RA-AA" in out
     assert "3 targets instead of 9, since there are 4 classes" in out
     assert err.count("\n") == 4 * 4 and err.startswith("chunk 1 of 4, apgd-ce: ")
 

@@ -270,7 +270,7 @@ def test_attacked_images_are_saved_exactly_or_as_pictures(run, inputs, output, t
 def test_a_network_whose_numbers_cannot_be_trusted_is_suspicious(run, output):
     code, out, _ = run(*command("loud", "--epsilon", 0.1, weights=None, output=output))
     trust = evaluation(output)["trust"]
-    assert code == 0 and "can the numbers be trusted? suspicious" in out and trust["verdict"] == "suspicious"
+    assert code == 0 and "are these numbers trustworthy? no" in out and trust["verdict"] == "suspicious"
     verdicts = {line["name"]: line["verdict"] for line in trust["lines"]}
     assert verdicts["logit scale"] == "suspicious" and verdicts["AutoAttack's own warnings"] == "not measured"
     assert trust["measured"] == 8

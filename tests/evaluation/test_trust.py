@@ -54,7 +54,7 @@ class WrongDirection(Threshold):
         return 2 * logits.detach() - logits
 
 
-def near_boundary(n=16, side=2):
+def near_boundary(n=64, side=2):
     """Images that an attack can break: half of them darker than a half by about 0.03, half lighter."""
     y = torch.arange(n) % 2
     x = 0.5 + 0.06 * (y - 0.5) + torch.linspace(-0.02, 0.02, n)
@@ -131,7 +131,7 @@ def test_more_steps_and_restarts_show_that_an_attack_is_too_weak():
 
 
 def test_zero_gradients_count_among_correct_images_only():
-    x, y = near_boundary()
+    x, y = near_boundary(16)
     y = torch.where(torch.arange(16) < 8, 1 - y, y)
 
     class HalfHidden(Threshold):
@@ -141,7 +141,7 @@ def test_zero_gradients_count_among_correct_images_only():
             return torch.where(hidden, logits.detach(), logits)
 
     assert attack_checks(HalfHidden(), x, y)["zero gradients"].value == 1 / 8
-    assert attack_checks(HalfHidden(), x, 1 - near_boundary()[1])["zero gradients"].value == 0
+    assert attack_checks(HalfHidden(), x, 1 - near_boundary(16)[1])["zero gradients"].value == 0
 
 
 def test_the_logit_scale_is_the_median_gap_of_the_two_largest_logits():
@@ -190,12 +190,12 @@ def test_a_gap_is_suspicious_beyond_its_limit():
         ("autoattack", "PGD minus AutoAttack", 80),
         ("margin", "PGD minus PGD on the logit margin", 50),
     ):
-        for more, verdict in ((-5, "fine"), (5, "suspicious")):
+        for more, verdict in ((-5, "fine"), (5, "unclear"), (25, "suspicious")):  # of 1,000 images
             predictions = {"pgd": first_correct(600), attack: first_correct(600 - limit - more)}
             result = result_checks(predictions)[name]
             assert result.verdict == verdict and result.value == pytest.approx((limit + more) / 1000)
             assert f"{(limit + more) / 10:.1f} points on the same 1000 images" in result.text
-    stronger = {"pgd": first_correct(500), "autoattack": first_correct(530)}
+    stronger = {"pgd": first_correct(500), "autoattack": first_correct(540)}
     assert result_checks(stronger)["PGD minus AutoAttack"].verdict == "suspicious"
 
 
@@ -207,6 +207,23 @@ def test_a_gap_is_that_of_the_samples_that_both_attacks_were_run_on():
     assert neither["PGD minus AutoAttack"].verdict == "not measured"
 
 
+def test_few_images_are_neither_fine_nor_suspicious_by_chance():
+    for n, broken, verdict in [
+        (20, 0, "unclear"),  # up to 16 % may be broken
+        (20, 2, "unclear"),  # 10 %, and the interval begins at 3 %
+        (20, 12, "suspicious"),
+        (100, 0, "fine"),
+        (100, 7, "unclear"),
+        (1000, 70, "suspicious"),
+    ]:
+        y = np.zeros(n, int)
+        predictions = {"clean": y, "pgd": y, "margin": np.where(np.arange(n) < broken, 1, 0)}
+        checks = checks_of_result(EvalResult(y, ("a", "b"), predictions), {"batch": 0.0})
+        line = next(check for check in checks if check.name == "PGD minus PGD on the logit margin")
+        assert (line.verdict, line.value) == (verdict, pytest.approx(broken / n)), (n, broken)
+        assert summarize_checks(checks)["verdict"] in (verdict, "too little was measured")
+
+
 def test_what_was_not_run_is_not_measured():
     result = result_checks({})
     assert {name for name, check in result.items() if check.verdict != "not measured"} == {"batch invariance"}
@@ -215,7 +232,7 @@ def test_what_was_not_run_is_not_measured():
 
 
 def test_square_may_break_what_the_reference_allows():
-    for broken, verdict in ((0, "fine"), (1, "fine"), (3, "suspicious")):
+    for broken, verdict in ((0, "fine"), (1, "fine"), (3, "unclear"), (9, "suspicious")):
         after = {"apgd-ce": np.arange(1000) < 400, "square": np.arange(1000) < 400 - broken}
         result = result_checks({"autoattack": first_correct(400 - broken)}, robust_after=after)
         check = result["Square beats white-box"]

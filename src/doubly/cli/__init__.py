@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `doubly`; those of the process if None.
 
     Returns:
-        The exit code: 0, 2 for wrong input, 130 or 143 after a signal, 75 if another process of the run was lost.
+        The exit code: 0, 1 if there is no result, 2 for wrong input, 130 or 143 after a signal, 75 if another process
+        of the run was lost.
     """
     words = [*(sys.argv[1:] if arguments is None else arguments)]  # `list` may be the module of that verb here
     rank = os.environ.get("RANK", "0") if _is_distributed() else "0"

@@ -90,22 +90,24 @@ def fetch(arguments: list[str], out: Console) -> None:
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """Print the classes of a dataset with their numbers of images, size and channel statistics, and draw some images
-    of each class. For a recipe, it shows the training images that the recipe uses. --set FIELD=JSON changes a field of
-    the dataset, as in --set size=32."""
+    """Print the classes of a dataset with their numbers of images, size and channel statistics; --picture FILE also
+    draws some images of each class. For a recipe, it shows the training images that the recipe uses. --set FIELD=JSON
+    changes a field of the dataset, as in --set size=32."""
 
     name: Name
     """dataset, recipe, folder of class folders, or .npz or .safetensors file"""
     data_root: DataRoot = None
     """folder with the dataset's files"""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: NAME.png)")] = None
-    """picture to draw"""
+    picture: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE", aliases=["--output"], help_behavior_hint="(default: none)")
+    ] = None
+    """picture to draw, such as digits.png"""
     columns: int = 12
     """images per class in the picture"""
 
 
 def inspect(arguments: list[str], out: Console) -> None:
-    """Print the size of a dataset, and draw some images of each class."""
+    """Print the size of a dataset, and draw some images of each class if asked to."""
     words = list(arguments)
     changes = pop_flag(words, "--set")
     options = parse_options(InspectOptions, words, "data inspect")
@@ -116,8 +118,8 @@ def inspect(arguments: list[str], out: Console) -> None:
 
     if options.columns < 1:
         raise UsageError(f"columns must be at least 1, got {options.columns}")
-    picture = options.output or Path(f"{options.name}.png")
-    if picture.suffix.lower() not in SUFFIXES:
+    picture = options.picture
+    if picture is not None and picture.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{picture} is not the name of a picture: end it in .png")
     run = run_for_source(options.name, options.data_root, changes)
     splits = load_splits(run.data)
@@ -134,8 +136,9 @@ def inspect(arguments: list[str], out: Console) -> None:
     print_line(out, f"{shape} {kind}; training mean {_numbers(mean)}, standard deviation {_numbers(std)}")
     if splits.note:
         print_line(out, splits.note)
-    contact_sheet(train, options.columns).save(picture)
-    print_line(out, f"wrote {picture}")
+    if picture is not None:
+        contact_sheet(train, options.columns).save(picture)
+        print_line(out, f"wrote {picture}")
 
 
 def _numbers(values: tuple[float, ...]) -> str:
@@ -189,6 +192,6 @@ def imbalance(arguments: list[str], out: Console) -> None:
 
 DATA_VERBS: dict[str, tuple[str, Callable[[list[str], Console], None]]] = {
     "fetch": ("Download a dataset: doubly data fetch NAME [--data-root DIR]", fetch),
-    "inspect": ("Count and draw the images of a dataset: doubly data inspect NAME [--data-root DIR]", inspect),
+    "inspect": ("Count, and draw, the images of a dataset: doubly data inspect NAME [--picture FILE]", inspect),
     "imbalance": ("Choose images so that classes are imbalanced: doubly data imbalance NAME --ratio 0.2", imbalance),
 }

@@ -74,6 +74,8 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
     if options.config.sharded:
         print_line(out, f"{result.autoattack['chunks']} chunks are finished; a call without --shard combines them")
         return 0
+    if "RANDOM" in result.protocol.get("note", ""):
+        out.print(result.protocol["note"], style="bold red", highlight=False, markup=False, soft_wrap=True)
     print_evaluation(result, str(options.directory or options.model), out)
     if options.directory is not None:
         _print_other_threat(options, options.directory, out)
@@ -142,13 +144,12 @@ def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback)
 
 
 def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
+    from doubly.cli.network import build_network
     from doubly.cli.sources import run_for_source, select_threat, source_folder_name
     from doubly.config.device import select_device
-    from doubly.config.user_code import UserModel
     from doubly.data.splits import load_splits_once
     from doubly.distributed import join_processes
     from doubly.evaluation.api import evaluate
-    from doubly.seeding import global_generators
 
     assert options.model is not None and options.data is not None  # as parse_evaluate_options checks
     folder = options.config.output or Path("evaluations") / source_folder_name(options.model, options.weights)
@@ -156,11 +157,11 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
         run = run_for_source(options.data, options.data_root, changes)
         splits = load_splits_once(run.data, communicator)
         test = splits.test
-        with global_generators(0):  # a function that loads no weights returns the same network each time
-            model = UserModel(options.model, options.weights).build(test.x.shape[1], len(test.classes), [0.0], [1.0])
+        model, warning = build_network(options.model, options.weights, test.x.shape[1], len(test.classes))
         model.to(select_device(options.device, communicator))
         about = {"model": options.model, "weights": options.weights, "split": "test"}
-        about |= {"note": splits.note} if splits.note else {}
+        notes = [note for note in (warning, splits.note) if note]
+        about |= {"note": "; ".join(notes)} if notes else {}
         settings = {**asdict(options.config), "output": folder}
         threat = select_threat(options.norm, options.epsilon, None)
         result = evaluate(model, test, threat, options.attack_names, callbacks=[callback], about=about, **settings)

@@ -90,14 +90,13 @@ def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> 
 
 
 def _repair_network(options: RepairOptions, changes: list[str], callback: Callback) -> tuple["RepairResult", Path]:
+    from doubly.cli.network import build_network
     from doubly.cli.sources import run_for_source, select_threat, source_folder_name
     from doubly.config.device import select_device
     from doubly.config.environment import command_line
-    from doubly.config.user_code import UserModel
     from doubly.distributed import SINGLE_PROCESS
     from doubly.offsets.api import repair as repair_network
     from doubly.offsets.held_out import held_out_images
-    from doubly.seeding import global_generators
 
     assert options.model is not None and options.data is not None  # as `repair` checks
     folder = options.output or Path("repairs") / source_folder_name(options.model, options.weights)
@@ -105,9 +104,9 @@ def _repair_network(options: RepairOptions, changes: list[str], callback: Callba
     held_out, splits, notes = held_out_images(run.data, trained_here=False)
     for note in notes:
         callback.on_message(note)
-    with global_generators(0):  # a function that loads no weights returns the same network each time
-        architecture = UserModel(options.model, options.weights)
-        model = architecture.build(held_out.x.shape[1], len(held_out.classes), [0.0], [1.0])
+    model, warning = build_network(options.model, options.weights, held_out.x.shape[1], len(held_out.classes))
+    if warning:
+        raise UsageError(f"{warning.removeprefix('WARNING: ')}; there is nothing to repair")
     result = repair_network(
         model.to(select_device(options.device, SINGLE_PROCESS)),
         held_out,

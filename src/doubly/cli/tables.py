@@ -9,7 +9,7 @@ from rich.table import Table
 
 from doubly.metric_names import attack_metric
 from doubly.report.protocol import describe_attack
-from doubly.text import escape_terminal, format_percent
+from doubly.text import TRUST_QUESTION, dead_classes_sentence, escape_terminal, format_percent, trust_answer
 
 if TYPE_CHECKING:
     from doubly.evaluation.comparison import Difference
@@ -33,7 +33,11 @@ def print_evaluation(result: "EvalResult", title: str, out: Console) -> None:
     summary = result.summary()
     out.print(_accuracies(result, summary, title))
     for attack in result.attacks:
-        print_line(out, f"tail under {attack_label(attack, result)}: {', '.join(result.tail(attack)[1])}")
+        tail, tied = result.tail(attack)[1], _tied_with_tail(result, summary, attack)
+        more = f" (equally weak: {', '.join(tied)})" if tied else ""
+        print_line(out, f"tail under {attack_label(attack, result)}: {', '.join(tail)}{more}")
+    if dead := [name for name, row in summary["per_class"].items() if row["n"] and row["sa"] == 0]:
+        print_line(out, dead_classes_sentence(dead, len(summary["per_class"])))
     if result.autoattack:
         settings = result.autoattack
         parts = [
@@ -69,6 +73,15 @@ def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) ->
     return table
 
 
+def _tied_with_tail(result: "EvalResult", summary: Mapping[str, Any], attack: str) -> list[str]:
+    """Return the classes outside the tail whose accuracy is that of the strongest class in it."""
+    from doubly.evaluation.summary import key_of
+
+    key, rows, tail = key_of(result, attack), summary["per_class"], result.tail(attack)[1]
+    limit = max((rows[name][key] for name in tail if rows[name][key] is not None), default=None)
+    return [] if limit is None else [name for name, row in rows.items() if name not in tail and row[key] == limit]
+
+
 def _count(attack: str, result: "EvalResult") -> str:
     """Return the number of samples of an attack that was not run on all of them, else nothing."""
     n = int((result.predictions[attack] >= 0).sum())
@@ -76,9 +89,9 @@ def _count(attack: str, result: "EvalResult") -> str:
 
 
 def _checks(trust: Mapping[str, Any]) -> Table:
-    table = Table("check", "verdict", "result", title=f"can the numbers be trusted? {trust['verdict']}")
+    table = Table("check", "verdict", "result", title=f"{TRUST_QUESTION} {trust_answer(trust['verdict'])}")
     for check in trust["lines"]:
-        style = {"suspicious": "red", "not measured": "dim"}.get(check["verdict"])
+        style = {"suspicious": "red", "unclear": "yellow", "not measured": "dim"}.get(check["verdict"])
         table.add_row(check["name"], check["verdict"], escape_terminal(check["text"]), style=style)
     return table
 

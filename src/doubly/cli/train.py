@@ -44,10 +44,12 @@ def train(arguments: list[str], out: Console, err: Console) -> int:
 
 
 def _train(options: "TrainOptions", out: Console) -> int:
+    from doubly.checkpoints import find_checkpoint
     from doubly.cli.progress import terminal_progress
     from doubly.cli.tensorboard import tensorboard_factories
     from doubly.config.threats import describe_threats
     from doubly.jobs.signals import stop_on_signals
+    from doubly.rundir import RunDir
     from doubly.training.loop import train_run
 
     run, output = options.run, options.output_dir
@@ -55,6 +57,8 @@ def _train(options: "TrainOptions", out: Console) -> int:
         callbacks = [lines, *(factory(output) for factory in tensorboard_factories(options.tensorboard))]
         threats = describe_threats(run)
         lines.on_message(f"{run.name}, seed {run.seed}, {run.epochs} epochs, {threats} -> {output}")
+        if options.resume and not find_checkpoint(RunDir(output).checkpoints, "last"):
+            lines.on_message(f"there is no checkpoint in {output} to resume: training starts from the beginning")
         try:
             train_run(run, output, resume=options.resume, callbacks=callbacks, stop=request)
         except Interrupted as stopped:

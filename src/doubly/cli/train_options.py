@@ -28,7 +28,7 @@ class TrainOptions:
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME-sSEED)")] = None
     """run directory"""
     resume: bool = False
-    """continue from the last checkpoint of the run directory, if it has one"""
+    """continue from the last checkpoint of the run directory; without one, say so and start from the beginning"""
     threads: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")] = None
     """number of CPU threads"""
     dry_run: bool = False

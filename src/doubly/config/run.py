@@ -93,6 +93,13 @@ class Run:
     """shortest time between two checkpoints during training"""
 
     def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise UsageError(f"{name} is a whole number, got {value!r:.60}: round it")
+        for attack in (self.method.attack, self.validation.attack):
+            if isinstance(attack, PGD) and attack.steps < 1:
+                raise UsageError("an attack of 0 steps only adds noise: give at least 1 step, or the method standard")
         if self.epochs < 1 or self.batch_size < 1:
             raise UsageError(f"epochs and batch_size are at least 1, got {self.epochs} and {self.batch_size}")
         if self.microbatch is not None and self.microbatch < 1:

@@ -33,7 +33,7 @@ def check_network(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
     check_images(x, y)
     with eval_mode(model), torch.no_grad():
         logits, repeated = (_seeded_logits(model, x, y, seed) for seed in SEEDS)
-        _check_not_probabilities(logits)
+        check_not_probabilities(logits)
         spread = float(logits.std()) or 1.0
         repeat = float((logits - repeated).abs().max()) / spread
         if repeat > ROUNDING:
@@ -76,7 +76,12 @@ def _seeded_logits(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Tensor:
     return logits
 
 
-def _check_not_probabilities(logits: Tensor) -> None:
+def check_not_probabilities(logits: Tensor) -> None:
+    """Refuse outputs of which each row is a distribution.
+
+    Raises:
+        UsageError: If all are non-negative and each row adds up to 1.
+    """
     rows = logits.double()
     if bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-4).all()):
         raise UsageError(

@@ -1,7 +1,9 @@
-"""Checks of whether the numbers of an evaluation can be trusted (Athalye et al. 2018, Carlini et al. 2019).
+"""Checks of whether the numbers of an evaluation are trustworthy (Athalye et al. 2018, Carlini et al. 2019).
 
 A network whose gradients mislead the attack looks robust without being so. No check proves that a network is robust;
-each of them finds one way in which networks only look robust. A check has a value and a verdict.
+each of them finds one way in which networks only look robust. A check has a value and a verdict. A share of images is
+suspicious if the lower end of its 95 % Wilson interval is above the limit; it is unclear if only the share itself is,
+or if there are too few images to say.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +16,13 @@ from torch import Tensor, nn
 from doubly.attacks import PGD, attack_context
 from doubly.attacks.mode import connected
 from doubly.bilevel.rows import flat
+from doubly.evaluation.intervals import wilson
 from doubly.evaluation.result import EvalResult
 from doubly.losses import CrossEntropy
 from doubly.seeding import generator
 from doubly.threat import Threat
 
-Verdict = Literal["fine", "suspicious", "not measured"]
+Verdict = Literal["fine", "unclear", "suspicious", "not measured"]
 
 MAX_AUTOATTACK_GAP = 0.08  # PGD-20 minus AutoAttack: after adversarial training it is 3 to 5 points
 MAX_MARGIN_GAP = 0.05  # PGD on cross-entropy minus PGD on the margin
@@ -28,6 +31,7 @@ MAX_SQUARE_GAIN = 0.002  # the reference's own limit: an attack without gradient
 MAX_GAIN = 0.03  # of five times the steps or restarts
 MAX_ZERO_GRADIENTS = 0.01  # share of the correct samples
 MIN_LOGIT_GAP, MAX_LOGIT_GAP = 1e-3, 16.6  # beyond ln 2^24 a float32 softmax is exactly 1
+MIN_IMAGES = 50  # fewer say little: even if none is broken, up to 7 % may be
 MAX_UNBOUNDED = 0.05  # accuracy that may be left when every pixel may take any value
 
 CHECKS = (
@@ -55,14 +59,14 @@ class Check(NamedTuple):
 
 
 def summarize_checks(checks: Sequence[Check]) -> dict[str, Any]:
-    """Return all checks as evaluation.json keeps them; one suspicious check makes the whole suspicious."""
+    """Return all checks as evaluation.json keeps them; one suspicious or unclear check makes the whole so."""
     names = {check.name for check in checks}
     missing = [Check(name, None, "not measured", "needs pgd") for name in CHECKS if name not in names]
     measured = [check for check in checks if check.verdict != "not measured"]
-    suspicious = any(check.verdict == "suspicious" for check in measured)
+    doubts = [word for word in ("suspicious", "unclear") if any(check.verdict == word for check in measured)]
     enough = 2 * len(measured) > len(CHECKS)
     return {
-        "verdict": "suspicious" if suspicious else "fine" if enough else "too little was measured",
+        "verdict": doubts[0] if doubts else "fine" if enough else "too little was measured",
         "measured": len(measured),
         "of": len(CHECKS),
         "lines": [check._asdict() for check in (*checks, *missing)],
@@ -104,9 +108,10 @@ def checks_of_attacks(model: nn.Module, x: Tensor, y: Tensor, attack: PGD, seed:
 
 
 def _zero_gradients(gradient: Tensor, correct: Tensor) -> Check:
-    share = float((flat(gradient).abs().amax(1) == 0)[correct].float().mean()) if correct.any() else 0.0
-    text = f"{_percent(share)} of the correct images have no gradient (n = {len(correct)})"
-    return _check("zero gradients", share, share > MAX_ZERO_GRADIENTS, text)
+    n = int(correct.sum())
+    share = float((flat(gradient).abs().amax(1) == 0)[correct].float().mean()) if n else 0.0
+    text = f"{_percent(share)} of the correct images have no gradient (n = {n} of {len(correct)})"
+    return _share_check("zero gradients", share, MAX_ZERO_GRADIENTS, n, text)
 
 
 def _logit_scale(logits: Tensor) -> Check:
@@ -131,19 +136,21 @@ def _stronger_attacks(
     left = float(_robust(model, x, y, correct, unbounded_attack(attack.threat, x), seed).float().mean())
     n = f"(n = {len(y)})"
     return (
-        _check(
-            "more steps", steps, steps > MAX_GAIN, f"five times the steps lower the accuracy by {_points(steps)} {n}"
+        _share_check(
+            "more steps", steps, MAX_GAIN, len(y), f"five times the steps lower the accuracy by {_points(steps)} {n}"
         ),
-        _check(
+        _share_check(
             "more restarts",
             restarts,
-            restarts > MAX_GAIN,
+            MAX_GAIN,
+            len(y),
             f"five times the restarts lower the accuracy by {_points(restarts)} {n}",
         ),
-        _check(
+        _share_check(
             "unbounded attack",
             left,
-            left > MAX_UNBOUNDED,
+            MAX_UNBOUNDED,
+            len(y),
             f"{_percent(left)} stay correct if every pixel may take any value {n}; suspicious above "
             f"{_percent(MAX_UNBOUNDED)}",
         ),
@@ -201,33 +208,35 @@ def checks_of_result(result: EvalResult, differences: Mapping[str, float]) -> li
 
 def _autoattack_gap(result: EvalResult) -> Check:
     name, ensemble = "PGD minus AutoAttack", result.ensemble or "autoattack"
-    gap, text = _gap(result, ensemble)
+    gap, n, text = _gap(result, ensemble)
     if gap is None:
         return Check(name, None, "not measured", text)
     text = (
         f"{result.label}: {text}; suspicious above {_points(MAX_AUTOATTACK_GAP)} and below -{_points(MAX_NEGATIVE_GAP)}"
         ", where PGD breaks images that stronger attacks did not"
     )
-    return _check(name, gap, gap > MAX_AUTOATTACK_GAP or gap < -MAX_NEGATIVE_GAP, text)
+    if gap < 0:
+        return _share_check(name, -gap, MAX_NEGATIVE_GAP, n, text)._replace(value=gap)
+    return _share_check(name, gap, MAX_AUTOATTACK_GAP, n, text)
 
 
 def _margin_gap(result: EvalResult) -> Check:
     name = "PGD minus PGD on the logit margin"
-    gap, text = _gap(result, "margin")
+    gap, n, text = _gap(result, "margin")
     if gap is None:
         return Check(name, None, "not measured", text)
-    return _check(name, gap, gap > MAX_MARGIN_GAP, f"{text}; suspicious above {_points(MAX_MARGIN_GAP)}")
+    return _share_check(name, gap, MAX_MARGIN_GAP, n, f"{text}; suspicious above {_points(MAX_MARGIN_GAP)}")
 
 
-def _gap(result: EvalResult, attack: str) -> tuple[float | None, str]:
-    """Return accuracy under PGD minus that under another attack on the images that both attacked, and a sentence."""
+def _gap(result: EvalResult, attack: str) -> tuple[float | None, int, str]:
+    """Return accuracy under PGD minus that under another attack, the images that both attacked, and a sentence."""
     if "pgd" not in result.predictions or attack not in result.predictions:
-        return None, f"needs pgd and {attack}"
+        return None, 0, f"needs pgd and {attack}"
     both = (result.predictions["pgd"] >= 0) & (result.predictions[attack] >= 0)
     if not both.any():
-        return None, f"pgd and {attack} share no sample"
+        return None, 0, f"pgd and {attack} share no sample"
     gap = float(result.correct["pgd"][both].mean() - result.correct[attack][both].mean())
-    return gap, f"{_points(gap)} on the same {int(both.sum())} images"
+    return gap, int(both.sum()), f"{_points(gap)} on the same {int(both.sum())} images"
 
 
 def _square_gain(result: EvalResult) -> Check:
@@ -237,10 +246,11 @@ def _square_gain(result: EvalResult) -> Check:
     run = result.predictions[result.ensemble] >= 0
     before = result.robust_after[parts[parts.index("square") - 1]]
     gain = float(before[run].mean() - result.robust_after["square"][run].mean())
-    return _check(
+    return _share_check(
         name,
         gain,
-        gain > MAX_SQUARE_GAIN,
+        MAX_SQUARE_GAIN,
+        int(run.sum()),
         f"Square breaks {_points(gain)} more than the attacks with gradients; suspicious above "
         f"{_points(MAX_SQUARE_GAIN)}",
     )
@@ -263,6 +273,20 @@ def _warnings(result: EvalResult) -> Check:
     if warnings is None:
         return Check(name, None, "not measured", "AutoAttack was not run")
     return _check(name, float(len(warnings)), bool(warnings), "; ".join(warnings) if warnings else "none")
+
+
+def _share_check(name: str, share: float, limit: float, n: int, text: str) -> Check:
+    """Return the verdict on a share of n images that should not exceed a limit."""
+    low = wilson(round(max(share, 0.0) * n), n)[0] if n else 0.0
+    if low > limit:
+        return Check(name, share, "suspicious", text)
+    if n < MIN_IMAGES:
+        return Check(name, share, "unclear", f"{text}; {n} images are too few to say, from {MIN_IMAGES} on they can")
+    if share > limit:
+        return Check(
+            name, share, "unclear", f"{text}; more images would tell, the interval reaches down to {_percent(low)}"
+        )
+    return Check(name, share, "fine", text)
 
 
 def _check(name: str, value: float, suspicious: bool, text: str) -> Check:

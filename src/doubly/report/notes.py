@@ -7,7 +7,7 @@ from typing import Any
 from doubly.metric_names import METRICS
 from doubly.report.collect import Comparison, autoattack_settings
 from doubly.report.protocol import describe, flatten
-from doubly.text import format_ball, format_value
+from doubly.text import dead_classes_sentence, format_ball, format_value
 
 BUDGET = ("epochs", "batch_size", "batch_norm", "model.", "warm_up", "ema_decay", "precision")  # fields of a run
 MACHINE = ("device", "threads", "platform")  # fields of environment.json
@@ -29,6 +29,7 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
         caption,
         *([f"{separate} and are in another table."] if comparison.differences else []),
         *_other_radius(comparison),
+        *_dead_classes(comparison),
         *_autoattack(comparison),
         *_missing_seeds(comparison),
         *(["The rows have different seeds."] if not alike else []),
@@ -56,6 +57,20 @@ def _other_radius(comparison: Comparison) -> list[str]:
         balls = {_ball(runs[0].choices, prefix) for prefix in prefixes if prefix.startswith("method.")} - {measured}
         differing += [f"{label} ({', '.join(sorted(balls))})"] if balls and measured else []
     return [f"Trained in another ball than measured in: {', '.join(differing)}."] if differing else []
+
+
+def _dead_classes(comparison: Comparison) -> list[str]:
+    """Name the classes that a network does not recognize even without an attack, in every seed."""
+    sentences = []
+    for label, runs in comparison.methods.items():
+        per_class = [run.evaluation["per_class"] for run in runs]
+        dead = [
+            name
+            for name in comparison.classes
+            if all(rows[name]["n"] and rows[name].get("sa") == 0 for rows in per_class)
+        ]
+        sentences += [f"{label}: {dead_classes_sentence(dead, len(comparison.classes))}."] if dead else []
+    return sentences
 
 
 def _ball(settings: Mapping[str, Any], prefix: str) -> str:

@@ -24,6 +24,7 @@ from doubly.data.splits import divide_holdout, load_splits_once, train_split
 from doubly.distributed import Communicator
 from doubly.errors import NonFiniteError, UsageError
 from doubly.evaluation.memory import run_if_fits
+from doubly.evaluation.network import check_not_probabilities
 from doubly.models.batch_norm import global_batch_norm
 from doubly.rundir import RunDir
 from doubly.seeding import derived_seed, global_generators
@@ -188,7 +189,7 @@ def check_model(model: nn.Module, images: Images) -> None:
     """Pass a few images through the network.
 
     Raises:
-        UsageError: If it cannot take them, or returns another number of logits than there are classes.
+        UsageError: If it cannot take them, or it returns probabilities, or another number of logits than classes.
     """
     x, y = images.pixels(slice(0, 2)), images.y[:2]
     try:
@@ -201,6 +202,7 @@ def check_model(model: nn.Module, images: Images) -> None:
             "size and number of channels"
         ) from None
     check_scores(logits, y)
+    check_not_probabilities(logits)
     if logits.shape[1] != len(images.classes):
         raise UsageError(
             f"the model returns {logits.shape[1]} logits for {len(images.classes)} classes: build it with that many"

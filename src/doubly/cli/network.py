@@ -1,0 +1,37 @@
+"""The network that a user names on the command line, and whether anything gave it weights."""
+
+from torch import nn
+
+from doubly.config.user_code import UserModel
+from doubly.evaluation.network import model_sha256
+from doubly.seeding import global_generators
+
+
+def build_network(function: str, weights: str | None, channels: int, classes: int) -> tuple[nn.Module, str]:
+    """Build the network of --model and --weights.
+
+    Args:
+        function: What was given as --model, package.module:function.
+        weights: What was given as --weights.
+        channels: Channels of the images.
+        classes: Number of classes.
+
+    Returns:
+        The network, and a warning if its weights are random; empty if they are not.
+
+    Raises:
+        UsageError: If the function or the weights cannot be used.
+    """
+    architecture = UserModel(function, weights)
+
+    def build(seed: int) -> nn.Module:
+        with global_generators(seed):  # a function that loads no weights returns the same network each time
+            return architecture.build(channels, classes, [0.0], [1.0])
+
+    model = build(0)
+    if weights is not None or model_sha256(model) == model_sha256(build(1)):
+        return model, ""
+    return model, (
+        f"WARNING: {function} returns a network with RANDOM weights, other ones with another seed, so these are the "
+        "numbers of an untrained network: give --weights FILE, or let the function load them"
+    )
