@@ -1,10 +1,10 @@
 """doubly search."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -16,14 +16,29 @@ from doubly.errors import UsageError
 from doubly.metric_names import METRICS
 from doubly.rundir import read_json, write_json
 
+if TYPE_CHECKING:
+    from doubly.config import Run
+
 
 @dataclass(frozen=True)
 class SearchOptions:
     """Search hyperparameters: train points of a grid, and score them on hold-outs of the training images. The test
     images take no part. The same command skips trials that are done and resumes one that was stopped."""
 
-    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")] = None
     """recipe whose settings are changed"""
+    data: Annotated[str | None, tyro.conf.arg(metavar="DATA", help_behavior_hint="")] = None
+    """in place of a recipe, with --method: folder of class folders, .npz file, dataset, or Hugging Face folder"""
+    method: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """training method for --data: at, cfol, done_pgd, …"""
+    model: Annotated[str | None, tyro.conf.arg(metavar="M:F", help_behavior_hint="")] = None
+    """package.module:function that returns your own network"""
+    epochs: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """epochs that the grid is built around"""
+    lr: Annotated[float | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")] = None
+    """highest learning rate that the grid is built around"""
+    batch_size: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """images per step"""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/search/RECIPE)")] = (
         None
     )
@@ -56,26 +71,40 @@ class SearchOptions:
 def search(arguments: list[str], out: Console, err: Console) -> int:
     """Run the trials, print them, and write the winner as a configuration to train."""
     options = parse_options(SearchOptions, arguments, "search")
-    from doubly.cli.short_flags import with_epsilon
-    from doubly.cli.sources import with_data_root
     from doubly.cli.tensorboard import tensorboard_factories
     from doubly.config.serialize import to_json, with_changes
     from doubly.jobs.search import Search, default_space, run_searches
-    from doubly.recipes import recipe
 
-    run = with_epsilon(with_data_root(recipe(options.recipe), options.data_root), options.norm, options.epsilon)
-    output = options.output or Path("runs") / "search" / options.recipe
+    run = _base_run(options, out)
+    output = options.output or Path("runs") / "search" / run.name
     space = default_space(run) if options.space is None else _read_space(options.space)
     callbacks = tensorboard_factories(options.tensorboard)
     plan = Search(run, space, output, options.trials, options.splits, callbacks=callbacks)
     (result,) = run_searches([plan], options.jobs, out)
-    out.print(trials_table(result, f"{options.recipe}: hold-out, best first"))
+    out.print(trials_table(result, f"{run.name}: hold-out, best first"))
     if not any(part for trial in result["trials"] for part in trial["holdouts"]):
         print_line(err, "doubly: every trial failed, for the reasons above: change the space or the recipe")
         return 1
     write_json(output / "winner.json", to_json(with_changes(run, result["winner"])))
     print_line(out, f"now: doubly train --config {output / 'winner.json'}")
     return 0
+
+
+def _base_run(options: SearchOptions, out: Console) -> "Run":
+    """Return the run whose settings are searched."""
+    from doubly.cli.short_flags import with_epsilon
+    from doubly.cli.sources import named_run, with_data_root
+    from doubly.config.user_code import UserModel
+
+    run, note = named_run(options.recipe, options.data, options.method, options.data_root)
+    if note:
+        print_line(out, note)
+    run = with_epsilon(with_data_root(run, options.data_root), options.norm, options.epsilon)
+    if options.lr is not None:
+        run = replace(run, optimizer=run.optimizer.with_peak(options.lr))
+    if options.model is not None:
+        run = replace(run, model=UserModel(options.model))
+    return replace(run, epochs=options.epochs or run.epochs, batch_size=options.batch_size or run.batch_size)
 
 
 def _read_space(path: Path) -> dict[str, list[Any]]:

@@ -2,17 +2,20 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from doubly.config import Data, Run
+from doubly.config.hugging_face import HuggingFace, is_hugging_face
 from doubly.config.serialize import KINDS, parse_number, suggestion, with_change
-from doubly.data import DATASETS, Arrays, ImageFolder
+from doubly.data import DATASETS, Arrays, DataSource, ImageFolder
 from doubly.errors import UsageError
 from doubly.methods import Standard
 from doubly.models import SmallCNN
 from doubly.recipes import RECIPES, recipe
+from doubly.recipes.own_data import look_at, own_data_run
 from doubly.threat import THREATS, LinfBall, Threat
 
 
@@ -55,21 +58,67 @@ def run_for_source(name: str, root: str | None, changes: Sequence[str]) -> Run:
     Raises:
         UsageError: If there is nothing of this name, or a change does not fit.
     """
-    path = Path(root or ".") / name
-    if name in RECIPES:
-        run = recipe(name)
-    elif name in DATASETS:
-        run = _run_on(Data(DATASETS[name]()))
-    elif path.is_dir():
-        run = _run_on(Data(ImageFolder(name)))
-    elif path.is_file():
-        run = _run_on(Data(Arrays(name)))
-    else:
-        raise UsageError(
-            f"there is no dataset, recipe, folder or file '{name}'{suggestion(name, [*DATASETS, *RECIPES])}"
-        )
+    run = recipe(name) if name in RECIPES else _run_on(Data(source_of(name, root)))
     changes = [change if change.startswith("data.") else f"data.source.{change}" for change in changes]
     return with_data_root(apply_changes(run, changes), root)
+
+
+def source_of(name: str, root: str | None) -> DataSource:
+    """Return the dataset of a name, a folder of class folders, a file of arrays, or a Hugging Face folder.
+
+    Raises:
+        UsageError: If there is nothing of this name.
+    """
+    path = Path(root or ".") / name
+    if name in DATASETS:
+        source: DataSource = DATASETS[name]()
+        return source
+    if path.is_dir():
+        return HuggingFace(name) if is_hugging_face(path) else ImageFolder(name)
+    if path.is_file():
+        return Arrays(name)
+    raise UsageError(f"there is no dataset, recipe, folder or file '{name}'{suggestion(name, [*DATASETS, *RECIPES])}")
+
+
+def named_run(recipe_name: str | None, data: str | None, method: str | None, root: str | None) -> tuple[Run, str]:
+    """Return the run that a recipe, or data and a method, stand for.
+
+    Args:
+        recipe_name: A recipe, if one was named.
+        data: What was given as --data.
+        method: What was given as --method.
+        root: What was given as --data-root.
+
+    Returns:
+        The run, and a note about what was found in the data.
+
+    Raises:
+        UsageError: If both or neither are given, or there is nothing of this name.
+    """
+    if recipe_name is not None and (data or method):
+        raise UsageError(
+            f"the recipe {recipe_name} has its data and method: leave it out, as in --data {data or 'my_images'} "
+            f"--method {method or 'at'}"
+        )
+    if recipe_name is not None:
+        return _recipe(recipe_name), ""
+    if data is None or method is None:
+        raise UsageError(
+            "name a recipe (`doubly list recipes` shows them), or give --data and --method, as in --data my_images "
+            "--method cfol"
+        )
+    if f"{data}.{method}" in RECIPES:
+        return recipe(f"{data}.{method}"), ""
+    folder = None if data in DATASETS and root is None else Path(root or ".").resolve()
+    look = look_at(source_of(data, root), folder)
+    name = re.sub(r"[^\w-]+", "_", Path(data).resolve().stem)
+    return own_data_run(name, look, None if folder is None else str(folder), method), look.note
+
+
+def _recipe(name: str) -> Run:
+    if name not in RECIPES and (name in DATASETS or Path(name).exists()):
+        raise UsageError(f"{name} is data, not a recipe: doubly train --data {name} --method at")
+    return recipe(name)
 
 
 def _run_on(data: Data) -> Run:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 HELP = """\
 usage: doubly train RECIPE [OPTIONS]
+       doubly train --data DATA --method METHOD [--model M:F] [OPTIONS]
        doubly train --config FILE [OPTIONS]
        doubly train --resume --output DIR
 
@@ -23,6 +24,8 @@ Every field of a run has a flag. `doubly train RECIPE --help` lists those of a r
 or --validation.every 5; `doubly list recipes` lists the recipes.
 --set PATH=KIND replaces a whole part, whose fields then have flags: --set optimizer=optimizer.adamw
 --optimizer.lr.peak 1e-3. PATH=JSON sets its fields as well. `doubly list kinds` lists the kinds.
+--data takes a folder of class folders, an .npz file, the name of a dataset or a Hugging Face folder; the page Data of
+the documentation lists the defaults that follow from its images.
 --config FILE takes a saved config.json in place of a recipe."""
 
 
@@ -57,6 +60,8 @@ def _train(options: "TrainOptions", out: Console) -> int:
         callbacks = [lines, *(factory(output) for factory in tensorboard_factories(options.tensorboard))]
         threats = describe_threats(run)
         lines.on_message(f"{run.name}, seed {run.seed}, {run.epochs} epochs, {threats} -> {output}")
+        if options.note:
+            lines.on_message(options.note)
         if options.resume and not find_checkpoint(RunDir(output).checkpoints, "last"):
             lines.on_message(f"there is no checkpoint in {output} to resume: training starts from the beginning")
         try:

@@ -10,12 +10,11 @@ import tyro
 from doubly.checkpoints.load import load_run
 from doubly.cli.options import parse_options, pop_flag
 from doubly.cli.short_flags import apply_short_flags, check_one_epsilon
-from doubly.cli.sources import apply_changes, with_data_root
+from doubly.cli.sources import apply_changes, named_run, with_data_root
 from doubly.config import Run
 from doubly.config.serialize import from_json
 from doubly.config.user_code import UserModel
 from doubly.errors import UsageError
-from doubly.recipes import recipe
 from doubly.rundir import read_json
 
 
@@ -42,6 +41,14 @@ class TrainOptions:
         tyro.conf.arg(name="model", metavar="M:F", help_behavior_hint="(default: the network of the recipe)"),
     ] = None
     """package.module:function that returns your own network"""
+    data: Annotated[
+        str | None, tyro.conf.arg(name="data", metavar="DATA", help_behavior_hint="(default: that of the recipe)")
+    ] = None
+    """in place of a recipe, with --method: folder of class folders, .npz file, dataset, or Hugging Face folder"""
+    method: Annotated[
+        str | None, tyro.conf.arg(name="method", metavar="NAME", help_behavior_hint="(default: that of the recipe)")
+    ] = None
+    """training method for --data: at, cfol, done_pgd, …, the last part of the names of recipes"""
     epsilon: Annotated[str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: as below)")] = None
     """largest perturbation of training, validation and evaluation alike; their steps keep their ratio to it"""
     norm: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: as below)")] = None
@@ -52,6 +59,8 @@ class TrainOptions:
         None
     )
     """weights that your own network begins with"""
+
+    note: Annotated[str, tyro.conf.Suppress] = ""
 
     @property
     def output_dir(self) -> Path:
@@ -68,7 +77,7 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
     """
     words = list(arguments)
     configs, changes = pop_flag(words, "--config"), pop_flag(words, "--set")
-    first = _first_run(words, configs)
+    first, note = _first_run(words, configs)
     run = apply_short_flags(apply_changes(first, changes), words)
     options = parse_options(TrainOptions, words, "train RECIPE", TrainOptions(run))
     check_one_epsilon(first, options.run, arguments)
@@ -77,20 +86,29 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
         run = replace(run, model=UserModel(options.model, options.weights))
     elif options.weights is not None:
         raise UsageError("--weights goes with --model package.module:function")
-    return replace(options, run=run)
+    return replace(options, run=run, note=note)
 
 
-def _first_run(words: list[str], configs: list[str]) -> Run:
-    """Return the run before any change, and remove the name of a recipe from the words."""
-    if words and not words[0].startswith("-"):
-        if configs:
-            raise UsageError("give a recipe or --config FILE, not both")
-        return recipe(words.pop(0))
+def _first_run(words: list[str], configs: list[str]) -> tuple[Run, str]:
+    """Return the run before any change and a note about its data; remove what names it from the words."""
+    name = words.pop(0) if words and not words[0].startswith("-") else None
+    data, method, roots = (pop_flag(words, "--data"), pop_flag(words, "--method"), pop_flag([*words], "--data-root"))
+    if configs and (name or data or method):
+        raise UsageError("give a recipe, --config FILE, or --data with --method, not several of them")
     if configs:
-        run = from_json(read_json(Path(configs[-1])))
-        if not isinstance(run, Run):
-            raise UsageError(f"{configs[-1]} does not describe a run: give the config.json of a run directory")
-        return run
-    if "--resume" in words and (outputs := pop_flag(list(words), "--output")):
-        return load_run(Path(outputs[-1]))
-    raise UsageError("name a recipe (`doubly list recipes` shows them), or give --config FILE")
+        return _read_config(Path(configs[-1])), ""
+    if not (name or data or method) and "--resume" in words and (outputs := pop_flag(list(words), "--output")):
+        return load_run(Path(outputs[-1])), ""
+    return named_run(name, *(values[-1] if values else None for values in (data, method, roots)))
+
+
+def _read_config(path: Path) -> Run:
+    if path.suffix == ".py":
+        raise UsageError(
+            f"{path} is Python, and --config takes the config.json of a run: name a function of it that returns a "
+            f"network with --model {path.stem}:FUNCTION"
+        )
+    run = from_json(read_json(path))
+    if not isinstance(run, Run):
+        raise UsageError(f"{path} does not describe a run: give the config.json of a run directory")
+    return run

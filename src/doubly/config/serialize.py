@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from doubly.attacks import ATTACKS
 from doubly.bilevel import STEP_RULES
+from doubly.config.hugging_face import HuggingFace
 from doubly.config.optimizers import OPTIMIZERS, InMemoryOptimizer
 from doubly.config.run import Run, Validation
 from doubly.config.user_code import InMemoryData, InMemoryModel, UserModel, WithOffsets
@@ -29,7 +30,7 @@ _TABLES: dict[str, Mapping[str, type]] = {
     "attack": ATTACKS,
     "method": METHODS,
     "model": {**MODELS, "user": UserModel, "in_memory": InMemoryModel, "with_offsets": WithOffsets},
-    "dataset": {**DATASETS, "in_memory": InMemoryData},
+    "dataset": {**DATASETS, "in_memory": InMemoryData, "huggingface": HuggingFace},
     "imbalance": IMBALANCES,
     "augment": AUGMENTATIONS,
     "optimizer": {**OPTIMIZERS, "in_memory": InMemoryOptimizer},

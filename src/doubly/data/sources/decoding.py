@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif"}
+EXIF_ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # a tag, and its values for photos that lie on their side
 Fit = Literal["crop", "stretch"]
 
 
@@ -48,6 +49,22 @@ def decode_image(path: Path, size: int | None, fit: Fit) -> NDArray[np.uint8]:
 
     pixels: NDArray[np.uint8] = read_file(path, read, "an image")
     return pixels
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Return width and height of an image file, without decoding its pixels.
+
+    Raises:
+        UsageError: The file is damaged, or has too many bits or pixels.
+    """
+
+    def read(path: Path) -> tuple[int, int]:
+        with _open_image(path) as file:
+            width, height = file.size
+            return (height, width) if file.getexif().get(EXIF_ORIENTATION, 1) in SIDEWAYS else (width, height)
+
+    size: tuple[int, int] = read_file(path, read, "an image")
+    return size
 
 
 def _open_image(path: Path) -> "Image":
@@ -92,6 +109,7 @@ def decode_images(paths: Sequence[Path], size: int | None, fit: Fit, chunk: int 
                 if image.shape != shape:
                     raise UsageError(
                         f"{path} is {image.shape[2]}x{image.shape[1]}, {paths[0]} is {shape[2]}x{shape[1]}: "
-                        "images must have one size; resize them with --data.source.size 32"
+                        "images must have one size; give the size to resize them to: --data.source.size 32 in train, "
+                        "--set size=32 in other verbs, ImageFolder(path, size=32) in Python"
                     )
             yield np.stack(images)

@@ -12,7 +12,7 @@ from torch import Tensor
 from doubly.data.download.dataset_files import data_folder
 from doubly.data.holdout import holdout
 from doubly.data.images import DataSource, Images, Splits
-from doubly.data.sources.decoding import SUFFIXES, Fit, decode_image, decode_images
+from doubly.data.sources.decoding import SUFFIXES, Fit, decode_image, decode_images, image_size
 from doubly.data.sources.shards import cache_key, open_shards
 from doubly.errors import UsageError
 
@@ -84,6 +84,29 @@ class ImageFolder(DataSource):
         stats = ((str(path.resolve()), path.stat()) for path in paths)
         name = cache_key((self.size, self.fit, *((where, stat.st_size, stat.st_mtime_ns) for where, stat in stats)))
         return Images(open_shards(data_folder() / "shards" / name, chunks, len(paths)), y, classes)
+
+
+def image_sizes(source: ImageFolder, root: Path | None, most: int = 200) -> tuple[list[tuple[int, int]], int]:
+    """Read the sizes of some images of a folder, without decoding them.
+
+    Args:
+        source: The folder.
+        root: The data root.
+        most: How many images to look at; they are spread over all of them.
+
+    Returns:
+        Width and height of each of these, and the number of all training images.
+
+    Raises:
+        UsageError: If there is no such folder, or it has no class folders with images.
+    """
+    folder = Path(root or ".") / source.path
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}: name a folder that contains a folder of images for each class")
+    train, test = _subfolder(folder, TRAIN), _subfolder(folder, TEST)
+    files = _list_files(folder if train is None or test is None else train)
+    count = len(files.paths) if train and test else round(len(files.paths) * (1 - source.test_share))
+    return [image_size(path) for path in files.paths[:: -(-len(files.paths) // most)]], count
 
 
 def _subfolder(folder: Path, names: Sequence[str]) -> Path | None:
