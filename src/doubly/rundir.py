@@ -1,10 +1,11 @@
 """The files of a run directory: their names, and how they are written so that a crash loses nothing. No torch."""
 
+import glob
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +62,22 @@ def is_run(path: Path) -> bool:
     return RunDir(path).config.is_file()
 
 
-def runs_in(path: Path) -> list[Path]:
+def is_result(path: Path) -> bool:
+    """Return True for a run directory, and for a folder with an evaluation of a network from elsewhere."""
+    return is_run(path) or RunDir(path).evaluation.is_file()
+
+
+def named_runs(path: Path) -> list[Path]:
+    """Return the run directories that `doubly train` gave this name: runs/NAME-s0, …; the path itself if it exists."""
+    return [path] if path.exists() else sorted(Path("runs").glob(f"{glob.escape(str(path))}-s[0-9]*")) or [path]
+
+
+def runs_in(path: Path, is_wanted: Callable[[Path], bool] = is_run) -> list[Path]:
     """Return the run directories at a path.
 
     Args:
-        path: A run directory, or a folder of run directories.
+        path: A run directory, a folder of run directories, or the name of a run in the folder runs.
+        is_wanted: Which folders count.
 
     Returns:
         The path itself if it is a run directory, else the run directories in it, sorted by name.
@@ -73,7 +85,10 @@ def runs_in(path: Path) -> list[Path]:
     Raises:
         UsageError: If there is none.
     """
-    runs = [path] if is_run(path) else sorted(filter(is_run, path.iterdir())) if path.is_dir() else []
+    runs: list[Path] = []
+    for folder in named_runs(path):
+        inside = sorted(filter(is_wanted, folder.iterdir())) if folder.is_dir() else []
+        runs += [folder] if is_wanted(folder) else inside
     if not runs:
         raise UsageError(f"{path} is not a run and contains none: give a directory that `doubly train` wrote")
     return runs

@@ -38,8 +38,13 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "train": Verb("Train a recipe: doubly train RECIPE [--output DIR] [--seed 1] [--epochs 60] …", "train", True),
+    "train": Verb(
+        "Train: doubly train RECIPE | --data DATA --method METHOD [--epsilon 8/255] [--epochs 60] …", "train", True
+    ),
     "watch": Verb("Show the metrics of runs while they train: doubly watch DIR…", "watch"),
+    "check": Verb(
+        "From a network to a page in minutes: doubly check M:F --weights FILE --data DATA | doubly check DIR", "check"
+    ),
     "evaluate": Verb(
         "Attack the network of a run, or any network: doubly evaluate DIR | --model M:F --data NAME", "evaluate", True
     ),

@@ -68,19 +68,25 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
             run_shards(words, options.jobs, lambda message: print_line(err, message))
         with terminal_progress(err, bars=rank == 0) as callback:
             if options.directory is not None:
-                result, folder = _evaluate_run(options, options.directory, callback)
+                result, folder = evaluate_directory(options, options.directory, callback)
             else:
-                result, folder = _evaluate_network(options, changes, callback)
+                result, folder = evaluate_network(options, changes, callback)
     if options.config.sharded:
         print_line(out, f"{result.autoattack['chunks']} chunks are finished; a call without --shard combines them")
         return 0
-    if "RANDOM" in result.protocol.get("note", ""):
-        out.print(result.protocol["note"], style="bold red", highlight=False, markup=False, soft_wrap=True)
+    print_note(result, out)
     print_evaluation(result, str(options.directory or options.model), out)
     if options.directory is not None:
-        _print_other_threat(options, options.directory, out)
+        print_other_threat(options, options.directory, out)
     print_line(out, f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.npz'}")
     return 0
+
+
+def print_note(result: "EvalResult", out: Console) -> None:
+    """Print that the weights are random, loudly, if they are."""
+    note = str(result.protocol.get("note", ""))
+    if "RANDOM" in note:
+        out.print(note, style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 
 def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[str]]:
@@ -109,7 +115,7 @@ def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[
     return options, changes
 
 
-def _print_other_threat(options: EvaluateOptions, directory: Path, out: Console) -> None:
+def print_other_threat(options: EvaluateOptions, directory: Path, out: Console) -> None:
     """Say so if the network was trained at another epsilon than it was measured at."""
     from doubly.checkpoints.load import load_run
     from doubly.cli.sources import select_threat
@@ -121,7 +127,8 @@ def _print_other_threat(options: EvaluateOptions, directory: Path, out: Console)
         print_line(out, describe_threats(run, measured))
 
 
-def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
+def evaluate_directory(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
+    """Evaluate the network of a run directory; returns the result and the folder of its files."""
     from doubly.checkpoints.load import load_run
     from doubly.cli.sources import select_threat
     from doubly.config.user_code import UserModel
@@ -143,7 +150,8 @@ def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback)
     return result, options.config.output or directory
 
 
-def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
+def evaluate_network(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
+    """Evaluate a network of the user's own; returns the result and the folder of its files."""
     from doubly.cli.network import build_network
     from doubly.cli.sources import run_for_source, select_threat, source_folder_name
     from doubly.config.device import select_device
@@ -159,7 +167,7 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
         test = splits.test
         model, warning = build_network(options.model, options.weights, test.x.shape[1], len(test.classes))
         model.to(select_device(options.device, communicator))
-        about = {"model": options.model, "weights": options.weights, "split": "test"}
+        about = {"model": options.model, "weights": options.weights, "data": options.data, "split": "test"}
         notes = [note for note in (warning, splits.note) if note]
         about |= {"note": "; ".join(notes)} if notes else {}
         settings = {**asdict(options.config), "output": folder}

@@ -13,10 +13,11 @@ from doubly.cli.tables import print_line
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Write tables, figures and one self-contained page about run directories. The runs are only read."""
+    """Write tables, figures and one self-contained page about run directories, and about evaluations of networks from
+    elsewhere, as `doubly evaluate --model` and `doubly check` write them. They are only read."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR…", help_behavior_hint="")] = ()
-    """run directories, or folders that contain them"""
+    """run directories, names of runs in the folder runs, evaluations, or folders that contain these"""
     output: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("report")
     """folder for report.html, table.md, table.csv, table.tex and figures/"""
 

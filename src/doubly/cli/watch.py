@@ -21,7 +21,7 @@ class WatchOptions:
     """Show the metrics of runs until all are complete, or until Ctrl-C. The runs are only read."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR…", help_behavior_hint="")] = ()
-    """run directories, or folders that contain them"""
+    """run directories, folders that contain them, or names of runs in the folder runs, such as digits.at"""
     every: int = 2
     """seconds between two updates"""
     once: bool = False

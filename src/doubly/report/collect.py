@@ -11,7 +11,7 @@ import numpy.typing as npt
 from doubly.errors import UsageError
 from doubly.report.protocol import describe_setting, flatten
 from doubly.report.run_result import RunResult, read_run
-from doubly.rundir import runs_in
+from doubly.rundir import is_result, runs_in
 
 BASELINE = "AT"  # label of the method that others are compared with
 FIRST_ROWS = ("Standard", BASELINE)  # labels at the top of a table
@@ -44,12 +44,13 @@ def collect(paths: Iterable[Path | str]) -> list[RunResult]:
     """Read runs.
 
     Args:
-        paths: Run directories, or folders of run directories; a run that is named twice counts once.
+        paths: Run directories, folders with an evaluation of a network from elsewhere, or folders of these; what is
+            named twice counts once.
 
     Raises:
         UsageError: If there is no run, or one cannot be read.
     """
-    runs = {run.resolve(): run for path in paths for run in runs_in(Path(path))}
+    runs = {run.resolve(): run for path in paths for run in runs_in(Path(path), is_result)}
     if not runs:
         raise UsageError("a report needs at least one run: give run directories, or a folder that contains them")
     return [read_run(path) for path in runs.values()]

@@ -136,7 +136,8 @@ def read_run(path: Path) -> RunResult:
     files = RunDir(path)
     if not files.evaluation.is_file():
         raise UsageError(f"{path} has not been evaluated: run `doubly evaluate {path}` first")
-    config, evaluation = read_tree(files.config), read_tree(files.evaluation)
+    evaluation = read_tree(files.evaluation)
+    config = read_tree(files.config) if files.config.is_file() else _foreign_config(path, evaluation)
     if "name" not in config or not isinstance(config.get("seed", 0), int):
         raise UsageError(
             f"{files.config} does not name its recipe and seed: give a directory that `doubly train` wrote"
@@ -149,6 +150,15 @@ def read_run(path: Path) -> RunResult:
             raise UsageError(f"{files.metrics}, line {number} is not a row of metrics: repair or remove that line")
     environment = read_tree(files.environment) if files.environment.is_file() else {}
     return RunResult(path, config, evaluation, metrics, environment, tuple(_remarks(files, config, evaluation)))
+
+
+def _foreign_config(path: Path, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands for the configuration of a network that was not trained here: its data and its name."""
+    protocol = evaluation.get("protocol")
+    about = protocol if isinstance(protocol, dict) else {}
+    data, weights, model = (str(about.get(key) or "") for key in ("data", "weights", "model"))
+    label = Path(weights).stem or model or path.resolve().name
+    return {"name": f"{Path(data).stem or 'evaluations'}.{label}", "label": label, "seed": 0}
 
 
 def _fault(evaluation: Mapping[str, Any]) -> str | None:
