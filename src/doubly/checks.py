@@ -29,10 +29,17 @@ def check_images(x: Tensor, y: Tensor) -> None:
         )
     low, high = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
     if not (low >= 0 and high <= 1):
+        if bad := count_nan_images(x):
+            raise UsageError(f"images must lie in [0,1], and {bad} of {len(x)} have NaN pixels: remove or repair them")
         raise UsageError(
             f"images must lie in [0,1], got values from {low:.4g} to {high:.4g}: leave normalization to the model's "
             "first layer (doubly.models.Normalize)"
         )
+
+
+def count_nan_images(x: Tensor) -> int:
+    """Return how many of the images have a pixel that is NaN."""
+    return int(x.flatten(1).isnan().any(1).sum())
 
 
 def check_logits(logits: Tensor, y: Tensor) -> None:
@@ -62,6 +69,11 @@ def check_scores(logits: Tensor, y: Tensor) -> None:
             "flatten its output and return the raw scores"
         )
     if y.numel() and not (y.min() >= 0 and y.max() < logits.shape[1]):
+        if y.min() >= 1 and y.max() == logits.shape[1]:
+            raise UsageError(
+                f"labels run from {int(y.min())} to {int(y.max())} and the model returns {logits.shape[1]} logits: "
+                "number the classes from 0, as in y - 1"
+            )
         raise UsageError(
             f"labels run from {int(y.min())} to {int(y.max())} but the model returns {logits.shape[1]} logits: "
             "build the model with as many outputs as there are classes, and number the classes from 0"

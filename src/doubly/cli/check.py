@@ -70,7 +70,7 @@ def check(arguments: list[str], out: Console, err: Console) -> int:
     if evaluation.directory is not None:
         print_other_threat(evaluation, evaluation.directory, out)
     print_line(out, worry_sentence(result))
-    for line in next_steps(evaluation, result):
+    for line in next_steps(evaluation, result, changes):
         print_line(out, line)
     print_line(out, f"page: {write_report([folder], folder / 'report')}")
     return 0
@@ -130,15 +130,22 @@ def worry_sentence(result: "EvalResult") -> str:
     )
 
 
-def next_steps(options: EvaluateOptions, result: "EvalResult") -> list[str]:
-    """Return commands that raise the weakest classes, with the paths of this check."""
+def next_steps(options: EvaluateOptions, result: "EvalResult", changes: Sequence[str] = ()) -> list[str]:
+    """Return commands that raise the weakest classes, with the paths of this check.
+
+    Args:
+        options: The evaluation that was made.
+        result: Its result.
+        changes: What was given as --set.
+    """
     measured = _measured(result)
     if options.directory is not None:
         return _steps_of_run(options.directory, measured)
     assert options.model is not None and options.data is not None
     network = ["--model", options.model, *(["--weights", options.weights] if options.weights else [])]
     root = ["--data-root", options.data_root] if options.data_root else []
-    repair = ["doubly", "repair", *network, "--data", options.data, *root, *measured]
+    changed = [word for change in changes for word in ("--set", change)]
+    repair = ["doubly", "repair", *network, "--data", options.data, *root, *changed, *measured]
     train = ["doubly", "train", "--data", options.data, *root, "--method", "cfol", "--model", options.model, *measured]
     return [
         f"next, without training (on images that it was not trained on): {shlex.join(repair)}",

@@ -184,7 +184,10 @@ def imbalance(arguments: list[str], out: Console) -> None:
     subsets = [train.subset(rule.keep(train.y, len(train.classes))) for rule in imbalances]  # all before any is written
     options.output.mkdir(parents=True, exist_ok=True)
     for rule, subset in zip(imbalances, subsets, strict=True):
-        path = options.output / f"{options.name}-{options.profile}-{rule.ratio!r}-s{options.seed}.json"
+        path = (
+            options.output
+            / f"{Path(options.name).resolve().name}-{options.profile}-{rule.ratio!r}-s{options.seed}.json"
+        )
         write_json(path, selection_file(subset, {"dataset": to_json(source.source), "imbalance": to_json(rule)}))
         counts = " ".join(map(str, subset.counts().tolist()))
         print_line(out, f"{path}: {len(subset):,} of {len(train):,} images are kept, by class {counts}")

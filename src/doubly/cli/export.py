@@ -28,6 +28,11 @@ class ExportOptions:
 def export(arguments: list[str], out: Console, err: Console) -> int:
     """Write the weights of a run directory."""
     options = parse_options(ExportOptions, arguments, "export")
+    if options.output.suffix == ".onnx":
+        raise UsageError(
+            f"{options.output}: doubly exports weights, not graphs: write a .safetensors file, or in Python call "
+            f"torch.onnx.export(doubly.checkpoints.load_model(Path('{options.directory}')), images, '{options.output}')"
+        )
     if options.output.suffix != ".safetensors":
         raise UsageError(f"{options.output} must end in .safetensors: doubly writes no pickles, which can execute code")
     from doubly.checkpoints.export import export_run

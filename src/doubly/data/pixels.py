@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from doubly.checks import count_nan_images
 from doubly.errors import UsageError
 
 MAX_CHANNELS = 4  # gray, color, and either with transparency
@@ -47,6 +48,11 @@ def check_pixels(x: Tensor | NDArray[Any]) -> Tensor:
         raise UsageError(f"images must be uint8 or floats in [0,1], got {pixels.dtype}: convert them to uint8")
     low, high = (float(bound) for bound in pixels.aminmax()) if len(pixels) else (0.0, 1.0)
     if not (low >= 0 and high <= 1):  # in this form NaN fails too
+        if bad := count_nan_images(pixels):
+            raise UsageError(
+                f"images must be floats in [0,1] or uint8, and {bad} of {len(pixels)} have NaN pixels: remove or "
+                "repair them"
+            )
         raise UsageError(
             f"images must be floats in [0,1] or uint8, got values from {low:g} to {high:g}: "
             f"divide gray levels by 255, and leave normalization to the model's first layer"
@@ -64,6 +70,10 @@ def check_labels(y: Tensor | NDArray[Any] | Sequence[int]) -> Tensor:
         labels = np.asarray(y.tolist() if isinstance(y, Tensor) else y)
     except ValueError:  # rows of different lengths
         labels = np.asarray(None)
+    if labels.ndim == 0 and labels.dtype.kind in "iu":
+        raise UsageError(
+            f"labels must be one integer per image, got {labels}: of a single image give x[None] and [label]"
+        )
     if labels.ndim != 1 or (labels.dtype.kind not in "iu" and len(labels)):
         raise UsageError(
             f"labels must be one integer per image, got {labels.dtype} of shape {labels.shape}: "

@@ -45,7 +45,8 @@ def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: b
     if rundir.config.exists():
         if not resume:
             raise UsageError(
-                f"{rundir.path} already holds a run: add --resume to continue it, or choose another --output"
+                f"{rundir.path} already holds a run: add --resume to continue it (in Python resume=True), or choose "
+                "another --output"
             )
         difference = config_difference(rundir.path, run)
         if difference:

@@ -75,11 +75,19 @@ def explained_errors(state: TrainState, writer: RunWriter) -> Iterator[None]:
         yield
     except NonFiniteError as error:
         where = f"epoch {state.epoch}, step {state.step}"
-        raise NonFiniteError(f"{where}: {error}{writer.describe_last()}") from None
+        raise NonFiniteError(f"{where}: {error}{_rate_remedy(state)}{writer.describe_last()}") from None
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise UsageError(_out_of_memory(state)) from None
+
+
+def _rate_remedy(state: TrainState) -> str:
+    """Return what usually helps against NaN in training; nothing before the first step: the network is to blame."""
+    if state.epoch == 0 and state.step == 0:
+        return ""
+    rate = state.run.optimizer.learning_rate(state.optimizer, state.train_step(1).progress)
+    return f"; the learning rate was {rate:.3g}: lower it (--lr), or bound the gradient (--optimizer.clip 1)"
 
 
 def _out_of_memory(state: TrainState) -> str:
@@ -89,7 +97,8 @@ def _out_of_memory(state: TrainState) -> str:
         return "out of memory with a single image at a time: use a smaller network, or --recompute-activations"
     return (
         f"out of memory with {images} images at a time: add --microbatch {images // 2} --resume, which keeps the batch "
-        "and its weights, or lower the batch size; --recompute-activations saves memory too"
+        "and its weights (in Python microbatch=… and resume=True), or lower the batch size; "
+        "--recompute-activations saves memory too"
     )
 
 

@@ -1,7 +1,7 @@
 """Arrays in one file, .npz or .safetensors: x_train, y_train, x_test, y_test, or MedMNIST's train_images and so on."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Arrays(DataSource):
             pairs = {part: _pixels_and_labels(arrays, part) for part in NAMES}
             if classes is None:
                 classes = [str(k) for k in range(1 + max(_highest_label(y) for _, y in pairs.values()))]
+                _check_first_label([y for _, y in pairs.values()])
             train, test = (Images.of(x, y, classes) for x, y in pairs.values())
             return Splits(train, test)
         except UsageError as problem:
@@ -50,6 +51,15 @@ def _class_names(names: Any) -> list[str] | None:
     if np.ndim(names) != 1:
         raise UsageError("`classes` must be a list of names")
     return [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names]
+
+
+def _check_first_label(parts: Sequence[NDArray[Any]]) -> None:
+    """Refuse labels that begin at 1: class 0 would have no image."""
+    if all(y.dtype.kind in "iu" and y.ndim == 1 and len(y) and int(y.min()) >= 1 for y in parts):
+        low, high = min(int(y.min()) for y in parts), max(int(y.max()) for y in parts)
+        raise UsageError(
+            f"labels run from {low} to {high}, and no image has label 0: number the classes from 0, as in y - {low}"
+        )
 
 
 def _highest_label(labels: NDArray[Any]) -> int:
