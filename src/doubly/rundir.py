@@ -69,7 +69,8 @@ def is_result(path: Path) -> bool:
 
 def named_runs(path: Path) -> list[Path]:
     """Return the run directories that `doubly train` gave this name: runs/NAME-s0, …; the path itself if it exists."""
-    return [path] if path.exists() else sorted(Path("runs").glob(f"{glob.escape(str(path))}-s[0-9]*")) or [path]
+    is_name = len(path.parts) == 1 and path.name != ".." and not path.exists()
+    return (sorted(Path("runs").glob(f"{glob.escape(path.name)}-s[0-9]*")) if is_name else []) or [path]
 
 
 def runs_in(path: Path, is_wanted: Callable[[Path], bool] = is_run) -> list[Path]:

@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch):
         ("--output x", "name a recipe"),
         ("digits.imbalanced.don_pgd", "did you mean 'digits.imbalanced.done_pgd'"),
         ("imagenet", "there is no recipe 'imagenet': there are"),
-        ("digits.at --config x.json", "not both"),
+        ("digits.at --config x.json", "not several of them"),
         ("--config x.json", "x.json does not exist"),
         ("--config part.json", "does not describe a run"),
         ("--config misspelled.json", "has no field 'epoch': did you mean 'epochs'"),

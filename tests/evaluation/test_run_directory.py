@@ -106,7 +106,7 @@ def test_the_command_takes_any_threat_of_the_table(cli, trained, tmp_path):
         attack = read_json(tmp_path / "evaluation.json")["protocol"]["attack"]
         assert attack["threat"]["kind"] == f"threat.{name}" and attack["threat"]["radius"] == kind(0.2).radius
     code, _, err = cli(*words, "--threat", "l7")
-    assert code == 2 and "there is no threat 'l7'" in err
+    assert code == 2 and "there is no norm 'l7'" in err
 
 
 def test_an_evaluation_counts_if_it_has_what_is_asked_for(trained, tmp_path):
