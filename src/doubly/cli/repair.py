@@ -106,7 +106,7 @@ def _repair_network(options: RepairOptions, changes: list[str], callback: Callba
         callback.on_message(note)
     model, warning = build_network(options.model, options.weights, held_out.x.shape[1], len(held_out.classes))
     if warning:
-        raise UsageError(f"{warning.removeprefix('WARNING: ')}; there is nothing to repair")
+        callback.on_message(warning)
     result = repair_network(
         model.to(select_device(options.device, SINGLE_PROCESS)),
         held_out,
