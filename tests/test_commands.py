@@ -71,6 +71,7 @@ ELSEWHERE = {  # commands that are not run here, and where they are
     "pip install .": "by the Makefile, before any test",
     "pip install 'doubly[tensorboard]'": "by the Makefile, as a part of the extra dev",
     'pip install "doubly[ray]"': "by hand, for the slow test in tests/jobs/test_ray.py",
+    'pip install "doubly[huggingface]"': "by hand; tests/end_to_end/test_front_door.py has a stand-in",
     "doubly list passes": "tests/studies/test_passes.py",
 }
 # Benchmarks take minutes: their --help is run, or they are compiled if they take no options. test_examples.py runs the

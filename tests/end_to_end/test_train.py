@@ -144,14 +144,15 @@ def test_a_network_of_the_user_is_fine_tuned_from_its_weights(cli, tmp_path):
     words = ["train", "digits.at", "--method.attack.steps", 1, "--epochs", 1, "--threads", 1]
     words += ["--model", f"{package}.mine:build", "--weights", "initial.pt"]
     assert cli(*words, "--output", "unchanged", "--optimizer.lr.peak", 0)[0] == 0
-    assert cli(*words, "--output", "tuned")[0] == 0
+    code, out, _ = cli(*words, "--output", "tuned")
+    assert code == 0 and out.rstrip().endswith(f"now: doubly evaluate tuned --model {package}.mine:build")
     unchanged, tuned = (
         safetensors.torch.load_file(f"{run}/checkpoints/last/model.safetensors") for run in ("unchanged", "tuned")
     )
     for name, value in initial.items():
         assert torch.equal(unchanged[name], value) and not torch.equal(tuned[name], value)
     (tmp_path / "initial.pt").unlink()
-    code, _, err = cli("evaluate", "tuned")
+    code, _, err = cli("evaluate", "tuned", "--model", f"{package}.mine:build")
     assert (code, err) == (0, "") and read_json(tmp_path / "tuned" / "evaluation.json")["n"] == 360
 
 

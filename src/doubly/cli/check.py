@@ -159,17 +159,18 @@ def _steps_of_run(directory: Path, measured: Sequence[str]) -> list[str]:
     from doubly.recipes import RECIPES
 
     run = load_run(directory)
+    network = [] if run.model.named_code is None else ["--model", run.model.named_code]
     steps = []
     if run.data.holdout > 0:
-        steps.append(f"next, without training: {shlex.join(['doubly', 'repair', str(directory), *measured])}")
+        steps.append(f"next, without training: {shlex.join(['doubly', 'repair', str(directory), *network, *measured])}")
     other = f"{run.name.rpartition('.')[0]}.cfol"
     if other in RECIPES and other != run.name:
-        words = ["doubly", "train", other, *measured]
+        words = ["doubly", "train", other, *network, *measured]
         return [*steps, f"retrain with cfol, which attends to the weakest classes: {shlex.join(words)}"]
     source = run.data.source
     if isinstance(source, ImageFolder) and other != run.name:
         data = str(Path(run.data.root or ".") / source.path)
-        words = ["doubly", "train", "--data", data, "--method", "cfol", *measured]
+        words = ["doubly", "train", "--data", data, "--method", "cfol", *network, *measured]
         return [*steps, f"retrain with cfol, which attends to the weakest classes: {shlex.join(words)}"]
     return steps
 

@@ -130,16 +130,16 @@ def print_other_threat(options: EvaluateOptions, directory: Path, out: Console) 
 def evaluate_directory(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
     """Evaluate the network of a run directory; returns the result and the folder of its files."""
     from doubly.checkpoints.load import load_run
-    from doubly.cli.sources import select_threat
-    from doubly.config.user_code import UserModel
+    from doubly.cli.sources import named_architecture, select_threat
     from doubly.evaluation.api import evaluate_run
 
-    trained_threat = load_run(directory).validation.attack.threat
+    run = load_run(directory)
+    trained_threat = run.validation.attack.threat
     threat = select_threat(options.norm, options.epsilon, trained_threat)
     result = evaluate_run(
         directory,
         checkpoint=options.checkpoint,
-        architecture=UserModel(options.model) if options.model else None,
+        architecture=named_architecture(run, options.model),
         device=options.device,
         attacks=options.attack_names,
         threat=None if threat == trained_threat else threat,

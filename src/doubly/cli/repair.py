@@ -61,7 +61,8 @@ def repair(arguments: list[str], out: Console, err: Console) -> int:
     print_repair(result, str(options.directory or options.model), out)
     print_differences(result.differences(), result.after, "after minus before", out)
     if options.directory is not None:
-        print_line(out, f"wrote {folder}; now: doubly evaluate {folder}")
+        model = f" --model {options.model}" if options.model else ""
+        print_line(out, f"wrote {folder}; now: doubly evaluate {folder}{model}")
     else:
         print_line(out, f"wrote {folder / 'weights.safetensors'} and {folder / 'repair.json'}")
     return 0
@@ -69,18 +70,18 @@ def repair(arguments: list[str], out: Console, err: Console) -> int:
 
 def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> tuple["RepairResult", Path]:
     from doubly.checkpoints.load import load_run
-    from doubly.cli.sources import select_threat
-    from doubly.config.user_code import UserModel
+    from doubly.cli.sources import named_architecture, select_threat
     from doubly.offsets.api import repair_run
 
+    run = load_run(directory)
     folder = options.output or directory.with_name(f"{directory.resolve().name}-repaired")
     result = repair_run(
         directory,
         folder,
         checkpoint=options.checkpoint,
-        architecture=UserModel(options.model) if options.model else None,
+        architecture=named_architecture(run, options.model),
         device=options.device,
-        threat=select_threat(options.norm, options.epsilon, load_run(directory).validation.attack.threat),
+        threat=select_threat(options.norm, options.epsilon, run.validation.attack.threat),
         attacks=options.attacks,
         root=options.data_root,
         config=options.config,

@@ -10,10 +10,11 @@ from pathlib import Path
 from doubly.config import Data, Run
 from doubly.config.hugging_face import HuggingFace, is_hugging_face
 from doubly.config.serialize import KINDS, parse_number, suggestion, with_change
+from doubly.config.user_code import UserModel, WithOffsets
 from doubly.data import DATASETS, Arrays, DataSource, ImageFolder
 from doubly.errors import UsageError
 from doubly.methods import Standard
-from doubly.models import SmallCNN
+from doubly.models import Model, SmallCNN
 from doubly.recipes import RECIPES, recipe
 from doubly.recipes.own_data import look_at, own_data_run
 from doubly.threat import THREATS, LinfBall, Threat
@@ -135,6 +136,41 @@ def select_threat(name: str | None, epsilon: str | None, default: Threat | None)
     if epsilon is not None:
         return kind(radius=parse_number(epsilon))  # type: ignore[call-arg]  # a field of every subclass
     return default if name is None or type(default) is kind else kind()
+
+
+def named_architecture(run: Run, model: str | None) -> Model | None:
+    """Return what builds the network of a run if --model names it; None for the run's own.
+
+    Args:
+        run: The run, from a file.
+        model: What was given as --model.
+
+    Raises:
+        UsageError: As `require_named_code`.
+    """
+    require_named_code(run, model)
+    if model is None:
+        return None
+    inner = UserModel(model)
+    return replace(run.model, model=inner) if isinstance(run.model, WithOffsets) else inner
+
+
+def require_named_code(run: Run, model: str | None) -> None:
+    """Refuse to import code that only a file names: a config.json may come from somebody else.
+
+    Args:
+        run: The run, from a file.
+        model: What was given as --model.
+
+    Raises:
+        UsageError: If the network of the run is a function of the user, and --model does not name it.
+    """
+    code = run.model.named_code
+    if code is not None and model is None:
+        raise UsageError(
+            f"the config of this run names code, {code}, which is imported only if you name it: add --model {code} if "
+            "you trust it"
+        )
 
 
 def source_folder_name(model: str, weights: str | None) -> str:

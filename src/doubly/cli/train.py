@@ -69,7 +69,8 @@ def _train(options: "TrainOptions", out: Console) -> int:
         except Interrupted as stopped:
             lines.on_message(f"{stopped}; saved: add --resume to continue")
             return 128 + (request.number or stopped.number)
-    print_line(out, f"trained; now: doubly evaluate {output}")
+    code = run.model.named_code
+    print_line(out, f"trained; now: doubly evaluate {output}{f' --model {code}' if code else ''}")
     return 0
 
 

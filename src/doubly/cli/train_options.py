@@ -10,7 +10,7 @@ import tyro
 from doubly.checkpoints.load import load_run
 from doubly.cli.options import parse_options, pop_flag
 from doubly.cli.short_flags import apply_short_flags, check_one_epsilon
-from doubly.cli.sources import apply_changes, named_run, with_data_root
+from doubly.cli.sources import apply_changes, named_run, require_named_code, with_data_root
 from doubly.config import Run
 from doubly.config.serialize import from_json
 from doubly.config.user_code import UserModel
@@ -81,6 +81,7 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
     run = apply_short_flags(apply_changes(first, changes), words)
     options = parse_options(TrainOptions, words, "train RECIPE", TrainOptions(run))
     check_one_epsilon(first, options.run, arguments)
+    require_named_code(options.run, options.model)
     run = with_data_root(options.run, options.data_root)
     if options.model is not None:
         run = replace(run, model=UserModel(options.model, options.weights))

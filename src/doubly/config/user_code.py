@@ -31,6 +31,10 @@ class UserModel(Model):
     def label(self) -> str:
         return self.function
 
+    @property
+    def named_code(self) -> str | None:
+        return self.function
+
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         function = import_function(self.function)
         try:
@@ -105,6 +109,10 @@ class WithOffsets(Model):
     @property
     def label(self) -> str:
         return self.model.label
+
+    @property
+    def named_code(self) -> str | None:
+        return self.model.named_code
 
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         return ShiftedLogits(self.model.build(channels, classes, mean, std), torch.zeros(classes))

@@ -19,6 +19,11 @@ class Model:
         """The name of the architecture in tables, made from the name of the class: ResNet-18 for ResNet18."""
         return re.sub(r"(?<=[a-z])(?=\d)", "-", type(self).__name__)
 
+    @property
+    def named_code(self) -> str | None:
+        """The function of the user that `build` imports, package.module:function; None if it imports none."""
+        return None
+
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         """Build a network with initial weights, drawn from torch's global generator.
 
