@@ -20,7 +20,7 @@ def study_page(results: Mapping[str, Any]) -> str:
     parts = [_state(results)]
     if results["rows"]:
         parts += [
-            "### Under the strong attack, each method in the form chosen on part B\n",
+            "### Each method in the form chosen on part B\n",
             _table(("method", "form", "seeds", *COLUMNS.values()), [_chosen(row) for row in results["rows"]]),
             f"\nPercent, mean ± sd over seeds, {_protocol(results)}; *repaired* has class offsets fitted on part A.\n",
             "### As trained and repaired\n",
@@ -85,7 +85,7 @@ def draw_paths(results: Mapping[str, Any], path: Path) -> bool:
         results: The contents of results.json.
         path: Path of the figure, without ending.
     """
-    protocol = {"name": "margin", "n": results["n"]["path"], "attacks": results.get("attacks", {})}
+    protocol = {"name": "margin", "n": results["measures"]["path"]["n"]}
     by_method: dict[str, list[dict[str, Any]]] = {}
     for one in results["paths"]:
         by_method.setdefault(method_label(one["method"]), []).append({**one, "protocol": protocol})
@@ -101,7 +101,8 @@ def _state(results: Mapping[str, Any]) -> str:
 
 
 def _protocol(results: Mapping[str, Any]) -> str:
-    return f"n = {results['n']['test']:,} test images from number 4,000 on"
+    measure = results["measures"]["test"]
+    return f"n = {measure['n']:,} test images from number {measure['first']:,} on, attack {measure['attack']}"
 
 
 def _chosen(row: Mapping[str, Any]) -> tuple[str, ...]:

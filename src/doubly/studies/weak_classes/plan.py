@@ -5,8 +5,8 @@ held-out images are divided: part A drives methods that learn from held-out imag
 selects. Test images select nothing; the first 4,000 of CIFAR-10 informed the design of the methods and score nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,76 +55,92 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # of the ablation: the reci
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)  # factors of the fitted offsets
 BOTH = (0.0, 1.0)  # as trained, repaired
 ON_B = Measure("selection", "validation", 0, 1000, "strong", BOTH)
-PATH_ON_B = Measure("selection", "validation", 0, 2000, "margin", PATH)
 ON_TEST = Measure("test", "test", 4000, 2000, "strong", BOTH)
+PATH_ON_B = Measure("selection", "validation", 0, 2000, "margin", PATH)
 PATH_ON_TEST = Measure("path", "test", 4000, 2000, "margin", PATH)
-MORE_TEST = Measure("test-more", "test", 6000, 4000, "strong", BOTH)
-AUTOATTACK = Measure("autoattack", "test", 4000, 500, "autoattack", BOTH)
 
 
-def study_run(method: str, root: str | None, changes: Mapping[str, Any], seed: int, epochs: float = 1.0) -> Run:
-    """Return a run of the study.
+@dataclass(frozen=True)
+class StudyPlan:
+    """The runs of the study, and what is measured of them.
 
-    Args:
-        method: Name of the method.
+    Attributes:
+        output: Folder of the runs.
         root: Folder with the dataset's files.
-        changes: Changes of its recipe by dotted path.
-        seed: Its seed.
-        epochs: Share of the recipe's epochs.
-    """
-    run: Run = with_changes(recipe(f"cifar10.imbalanced.small.{method}"), changes)
-    data = replace(run.data, root=root, train_images=None, holdout=HOLDOUT, driver_share=DRIVER_SHARE)
-    number = max(1, round(run.epochs * epochs))
-    validation = replace(run.validation, every=number)
-    return replace(run, data=data, epochs=number, ema_decay=EMA_DECAY, seed=seed, validation=validation)
-
-
-def ablation_jobs(output: Path, root: str | None) -> dict[str, MeasuredJob]:
-    """Return the job of each variant: half the epochs, judged by its path on part B."""
-    return {
-        name: MeasuredJob(
-            study_run(method, root, changes, TRIAL_SEED, 0.5), output / "ablation" / _slug(name), measures=(PATH_ON_B,)
-        )
-        for name, (method, changes) in VARIANTS.items()
-    }
-
-
-def trial_jobs(method: str, output: Path, root: str | None) -> list[MeasuredJob]:
-    """Return the trials of a method, with half the epochs, judged on part B."""
-    return [
-        MeasuredJob(
-            study_run(method, root, changes, TRIAL_SEED, 0.5),
-            output / "trials" / f"{method}-{number}",
-            measures=(ON_B,),
-        )
-        for number, changes in enumerate(TRIALS[method])
-    ]
-
-
-def final_jobs(
-    method: str, changes: Mapping[str, Any], seeds: Sequence[int], output: Path, root: str | None
-) -> list[MeasuredJob]:
-    """Return the networks of a method with the settings that its trials chose, one per seed."""
-    return [
-        MeasuredJob(
-            study_run(method, root, changes, seed),
-            output / "final" / f"{method}-s{seed}",
-            measures=(ON_B, ON_TEST, PATH_ON_TEST),
-        )
-        for seed in seeds
-    ]
-
-
-def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
-    """Return the methods to compare, all of them if none are named.
+        setting: Beginning of the names of the recipes.
+        methods: Methods to compare; AT is the reference of the others.
+        trials: Settings that are tried for each method, by dotted path.
+        seeds: Seeds of the final networks.
+        changes: Changes of all recipes by dotted path.
+        on_b: What chooses, on part B.
+        on_test: What scores, on test images.
+        path_on_b: What judges the ablation.
+        path_on_test: The path along the class offsets on test images.
 
     Raises:
-        UsageError: If one is not part of the study.
+        UsageError: If a method has no trials, or there is no seed.
     """
-    for name in methods:
-        if name not in METHODS:
-            raise UsageError(f"the study has no method '{name}'{suggestion(name, METHODS)}")
-    return tuple(name for name in METHODS if not methods or name in methods)
+
+    output: Path
+    root: str | None = None
+    setting: str = "cifar10.imbalanced.small"
+    methods: tuple[str, ...] = METHODS
+    trials: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=lambda: TRIALS)
+    seeds: tuple[int, ...] = SEEDS
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    on_b: Measure = ON_B
+    on_test: Measure = ON_TEST
+    path_on_b: Measure = PATH_ON_B
+    path_on_test: Measure = PATH_ON_TEST
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            if name not in self.trials:
+                raise UsageError(f"the study has no method '{name}'{suggestion(name, self.trials)}")
+        if not self.seeds:
+            raise UsageError("the study needs at least one seed")
+
+    def run(self, method: str, changes: Mapping[str, Any], seed: int, epochs: float = 1.0) -> Run:
+        """Return a run of the study.
+
+        Args:
+            method: Name of the method.
+            changes: Changes of its recipe by dotted path.
+            seed: Its seed.
+            epochs: Share of the recipe's epochs.
+        """
+        run: Run = with_changes(recipe(f"{self.setting}.{method}"), {**self.changes, **changes})
+        data = replace(run.data, root=self.root, train_images=None, holdout=HOLDOUT, driver_share=DRIVER_SHARE)
+        number = max(1, round(run.epochs * epochs))
+        validation = replace(run.validation, every=number)
+        return replace(run, data=data, epochs=number, ema_decay=EMA_DECAY, seed=seed, validation=validation)
+
+    def ablation_jobs(self) -> dict[str, MeasuredJob]:
+        """Return the job of each variant: half the epochs, judged by its path on part B."""
+        jobs = {}
+        for name, (method, changes) in VARIANTS.items():
+            run = self.run(method, changes, TRIAL_SEED, 0.5)
+            jobs[name] = MeasuredJob(run, self.output / "ablation" / _slug(name), measures=(self.path_on_b,))
+        return jobs
+
+    def trial_jobs(self, method: str) -> list[MeasuredJob]:
+        """Return the trials of a method, with half the epochs, judged on part B."""
+        folder = self.output / "trials"
+        return [
+            MeasuredJob(
+                self.run(method, changes, TRIAL_SEED, 0.5), folder / f"{method}-{number}", measures=(self.on_b,)
+            )
+            for number, changes in enumerate(self.trials[method])
+        ]
+
+    def final_jobs(self, method: str, trial: int) -> list[MeasuredJob]:
+        """Return the networks of a method with the settings of a trial, one per seed."""
+        measures = (self.on_b, self.on_test, self.path_on_test)
+        folder, changes = self.output / "final", self.trials[method][trial]
+        return [
+            MeasuredJob(self.run(method, changes, seed), folder / f"{method}-s{seed}", measures=measures)
+            for seed in self.seeds
+        ]
 
 
 def _slug(name: str) -> str:

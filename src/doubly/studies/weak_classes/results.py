@@ -9,7 +9,7 @@ from doubly.evaluation.intervals import tail_accuracy, weakest_interval, wilson
 from doubly.evaluation.metrics import Floats, per_class, tail
 from doubly.report.frontier import area_above, tail_at
 from doubly.studies.weak_classes.measured_job import Measure, Measured, MeasuredJob
-from doubly.studies.weak_classes.plan import ON_TEST, OURS, PATH_ON_TEST
+from doubly.studies.weak_classes.plan import OURS
 from doubly.studies.weak_classes.selection import STATISTICS, paired_difference
 
 MAX_LOSS = 0.005  # of AT's average, where tails are compared along the offsets
@@ -44,18 +44,20 @@ def _path(measured: Measured) -> tuple[Floats, Floats]:
     return np.array(values[0]), np.array(values[1])
 
 
-def compare_all_paths(done: Mapping[str, Sequence[MeasuredJob]]) -> list[dict[str, Any]]:
+def compare_all_paths(done: Mapping[str, Sequence[MeasuredJob]], measure: Measure) -> list[dict[str, Any]]:
     """Return the path of each network along its offsets, compared with AT of the same seed."""
-    base = {job.run.seed: job.read(PATH_ON_TEST) for job in done.get("at", ())}
+    base = {job.run.seed: job.read(measure) for job in done.get("at", ())}
     return [
         {"method": method, "seed": job.run.seed, **compare_paths(first, one)}
         for method, jobs in done.items()
         for job in jobs
-        if (first := base.get(job.run.seed)) is not None and (one := job.read(PATH_ON_TEST)) is not None
+        if (first := base.get(job.run.seed)) is not None and (one := job.read(measure)) is not None
     ]
 
 
-def differences(done: Mapping[str, Sequence[MeasuredJob]], scales: Mapping[str, float]) -> list[dict[str, Any]]:
+def differences(
+    done: Mapping[str, Sequence[MeasuredJob]], scales: Mapping[str, float], measure: Measure
+) -> list[dict[str, Any]]:
     """Return ours minus every rival, and every method minus AT as trained, each over the seeds that both have."""
     compared = [(OURS, other, scales[other]) for other in done if OURS in done and other != OURS]
     compared += [(method, "at", 0.0) for method in done if "at" in done and (method, scales[method]) != ("at", 0.0)]
@@ -63,7 +65,7 @@ def differences(done: Mapping[str, Sequence[MeasuredJob]], scales: Mapping[str, 
     for method, other, scale in dict.fromkeys(compared):
         shared = [job.run.seed for job in done[method] if job.run.seed in [rival.run.seed for rival in done[other]]]
         first, second = (
-            read_all([job for job in done[name] if job.run.seed in shared], ON_TEST) for name in (method, other)
+            read_all([job for job in done[name] if job.run.seed in shared], measure) for name in (method, other)
         )
         for key in ("average", "tail") if shared else ():
             difference = paired_difference(first, second, (scales[method], scale), key)

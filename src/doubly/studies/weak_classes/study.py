@@ -1,6 +1,6 @@
 """Run the study of weak classes or its ablation, from where it stopped, and write what has been measured so far."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,20 +9,10 @@ from rich.console import Console
 
 from doubly.errors import UsageError
 from doubly.jobs.pool import run_jobs
+from doubly.report.weak_classes import ablation_page, draw_paths, study_page
 from doubly.rundir import write_json
 from doubly.studies.weak_classes.measured_job import MeasuredJob
-from doubly.studies.weak_classes.plan import (
-    ON_B,
-    ON_TEST,
-    PATH_ON_B,
-    PATH_ON_TEST,
-    SEEDS,
-    TRIALS,
-    ablation_jobs,
-    check_methods,
-    final_jobs,
-    trial_jobs,
-)
+from doubly.studies.weak_classes.plan import StudyPlan
 from doubly.studies.weak_classes.results import compare_all_paths, compare_paths, differences, read_all
 from doubly.studies.weak_classes.selection import Candidate, candidates, choose, mean_and_sd
 
@@ -34,36 +24,19 @@ class WeakClassesStudy:
     """The study on one machine.
 
     Attributes:
-        output: Folder of the runs.
-        root: Folder with the dataset's files.
-        methods: Methods to compare; all if empty.
-        seeds: Number of seeds, at most three.
+        plan: Its runs.
         processes: How many runs are trained at a time.
     """
 
-    output: Path
-    root: str | None = None
-    methods: tuple[str, ...] = ()
-    seeds: int = len(SEEDS)
+    plan: StudyPlan
     processes: int = 2
-
-    def __post_init__(self) -> None:
-        check_methods(self.methods)
-        if not 1 <= self.seeds <= len(SEEDS):
-            raise UsageError(f"the study has 1 to {len(SEEDS)} seeds, got {self.seeds}")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The methods to compare, in order."""
-        return check_methods(self.methods)
 
     def directories(self) -> list[Path]:
         """Return the run directories, before anything is run; they do not depend on what the trials choose."""
-        trials = [job for method in self.names for job in trial_jobs(method, self.output, self.root)]
-        return [job.output for job in (*trials, *self._finals({name: {} for name in self.names}))]
+        return [job.output for job in (*self._trials(), *self._finals(dict.fromkeys(self.plan.methods, 0)))]
 
     def run(self, console: Console) -> Path:
-        """Do what is not done, and write results.json and results.md.
+        """Do what is not done, and write results.json, results.md and the picture of the paths.
 
         Returns:
             The page.
@@ -72,97 +45,83 @@ class WeakClassesStudy:
             UsageError: If a run failed.
             Interrupted: If a signal came; the runs are saved.
         """
-        console.print(f"1. trials: {len(TRIALS['at'])} of each method, judged on part B", highlight=False)
-        self._run([job for method in self.names for job in trial_jobs(method, self.output, self.root)], console)
-        winners = {method: TRIALS[method][self._winner(method).trial] for method in self.names}
-        console.print("2. the winners, three seeds", highlight=False)
-        self._run(self._finals(winners), console)
+        console.print("1. the trials of each method, judged on part B", highlight=False)
+        _run(self._trials(), self.processes, console)
+        console.print(f"2. the winners, {len(self.plan.seeds)} seeds", highlight=False)
+        winners = {method: self._winner(method).trial for method in self.plan.methods}
+        _run(self._finals(winners), self.processes, console)
         return self.write()
 
     def write(self) -> Path:
-        """Write results.json and results.md of what is done, and return the page."""
-        from doubly.report.weak_classes import study_page
-
-        results = self.results()
-        write_json(self.output / "results.json", results)
-        page = self.output / "results.md"
+        """Write results.json, results.md and the picture of what is done, and return the page."""
+        results, output = self.results(), self.plan.output
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(output / "results.json", results)
+        page = output / "results.md"
         page.write_text(study_page(results), encoding="utf-8")
+        draw_paths(results, output / "paths")
         return page
 
     def results(self) -> dict[str, Any]:
         """Return the results so far: the trials, a row per method whose networks are measured, and differences."""
-        searched = {m: self._winner(m) for m in self.names if all(j.is_done for j in self._trials(m))}
-        jobs = {
-            m: final_jobs(m, TRIALS[m][best.trial], self._seeds, self.output, self.root) for m, best in searched.items()
-        }
-        done = {m: [job for job in finals if job.is_done] for m, finals in jobs.items()}
-        rows = [self._row(method, finals, searched[method]) for method, finals in done.items() if finals]
-        scales = {row["method"]: row["scale"] for row in rows}
+        plan = self.plan
+        searched = {m: self._winner(m) for m in plan.methods if all(job.is_done for job in plan.trial_jobs(m))}
+        finals = {m: [job for job in plan.final_jobs(m, best.trial) if job.is_done] for m, best in searched.items()}
+        done = {method: jobs for method, jobs in finals.items() if jobs}
+        rows = [self._row(method, jobs, searched[method]) for method, jobs in done.items()]
+        trials = [
+            {
+                "method": method,
+                "settings": list(plan.trials[method]),
+                "winner": best.trial,
+                "candidates": [candidate._asdict() for candidate in self._candidates(method)],
+            }
+            for method, best in searched.items()
+        ]
+        measures = (plan.on_b, plan.on_test, plan.path_on_test)
         return {
-            "methods": list(self.names),
-            "trials": [
-                {
-                    "method": m,
-                    "settings": list(TRIALS[m]),
-                    "winner": best.trial,
-                    "candidates": [c._asdict() for c in self._candidates(m)],
-                }
-                for m, best in searched.items()
-            ],
+            "methods": list(plan.methods),
+            "trials": trials,
             "rows": rows,
-            "differences": differences(done, scales),
-            "paths": compare_all_paths(done),
-            "n": {measure.name: measure.count for measure in (ON_B, ON_TEST, PATH_ON_TEST)},
+            "differences": differences(done, {row["method"]: row["scale"] for row in rows}, plan.on_test),
+            "paths": compare_all_paths(done, plan.path_on_test),
+            "measures": {m.name: {"attack": m.attack, "first": m.first, "n": m.count} for m in measures},
         }
 
-    @property
-    def _seeds(self) -> Sequence[int]:
-        return SEEDS[: self.seeds]
+    def _trials(self) -> list[MeasuredJob]:
+        return [job for method in self.plan.methods for job in self.plan.trial_jobs(method)]
 
-    def _trials(self, method: str) -> list[MeasuredJob]:
-        return trial_jobs(method, self.output, self.root)
-
-    def _finals(self, winners: Mapping[str, Mapping[str, Any]]) -> list[MeasuredJob]:
+    def _finals(self, winners: dict[str, int]) -> list[MeasuredJob]:
         """Return the networks seed by seed, so that a study that is stopped early has whole tables."""
-        by_method = [final_jobs(m, winners[m], self._seeds, self.output, self.root) for m in self.names]
-        return [jobs[index] for index in range(self.seeds) for jobs in by_method]
+        by_method = [self.plan.final_jobs(method, winners[method]) for method in self.plan.methods]
+        return [job for jobs in zip(*by_method, strict=True) for job in jobs]
 
     def _candidates(self, method: str) -> list[Candidate]:
-        measured = {trial: job.read(ON_B) for trial, job in enumerate(self._trials(method))}
+        measured = {trial: job.read(self.plan.on_b) for trial, job in enumerate(self.plan.trial_jobs(method))}
         return candidates({trial: [one] for trial, one in measured.items() if one is not None})
 
     def _winner(self, method: str) -> Candidate:
         return choose(self._candidates(method))
 
-    def _run(self, jobs: Sequence[MeasuredJob], console: Console) -> None:
-        failures = run_jobs(jobs, self.processes, console)
-        if failures:
-            raise UsageError("; ".join(f"{path}: {error}" for path, error in failures.items()))
-
     def _row(self, method: str, jobs: Sequence[MeasuredJob], winner: Candidate) -> dict[str, Any]:
         """Return what the tables show of a method: both forms on the test images, and the one chosen on part B."""
-        chosen = choose(candidates({0: read_all(jobs, ON_B)})).scale
-        parts = read_all(jobs, ON_TEST)
-        forms = {
-            name: {key: mean_and_sd(parts, scale, key) for key in SHOWN}
-            for name, scale in (("as_trained", 0.0), ("repaired", 1.0))
-        }
+        parts = read_all(jobs, self.plan.on_test)
         return {
             "method": method,
             "seeds": [job.run.seed for job in jobs],
-            "settings": dict(TRIALS[method][winner.trial]),
-            "scale": chosen,
-            **forms,
+            "settings": dict(self.plan.trials[method][winner.trial]),
+            "scale": choose(candidates({winner.trial: read_all(jobs, self.plan.on_b)})).scale,
+            "as_trained": {key: mean_and_sd(parts, 0.0, key) for key in SHOWN},
+            "repaired": {key: mean_and_sd(parts, 1.0, key) for key in SHOWN},
         }
 
 
-def run_ablation(output: Path, root: str | None, processes: int, console: Console) -> Path:
+def run_ablation(plan: StudyPlan, processes: int, console: Console) -> Path:
     """Train the variants of DONE over classes, and write ablation.json and ablation.md.
 
     Args:
-        output: Folder of the study.
-        root: Folder with the dataset's files.
-        processes: How many runs are trained at a time.
+        plan: The runs.
+        processes: How many are trained at a time.
         console: Where progress is printed.
 
     Returns:
@@ -172,24 +131,30 @@ def run_ablation(output: Path, root: str | None, processes: int, console: Consol
         UsageError: If a run failed.
         Interrupted: If a signal came; the runs are saved.
     """
-    failures = run_jobs(list(ablation_jobs(output, root).values()), processes, console)
-    if failures:
-        raise UsageError("; ".join(f"{path}: {error}" for path, error in failures.items()))
-    return write_ablation(output, root)
+    _run(plan.ablation_jobs().values(), processes, console)
+    return write_ablation(plan)
 
 
-def write_ablation(output: Path, root: str | None) -> Path:
-    """Write ablation.json and ablation.md of the variants that are done, and return the page."""
-    from doubly.report.weak_classes import ablation_page
+def write_ablation(plan: StudyPlan) -> Path:
+    """Write ablation.json and ablation.md of the variants that are done, and return the page.
 
-    measured = {name: job.read(PATH_ON_B) for name, job in ablation_jobs(output, root).items()}
+    Raises:
+        UsageError: If none is.
+    """
+    measured = {name: job.read(plan.path_on_b) for name, job in plan.ablation_jobs().items()}
     paths = {name: one for name, one in measured.items() if one is not None}
     if not paths:
-        raise UsageError(f"{output} has no variant that is done: run `doubly reproduce ablation` first")
+        raise UsageError(f"{plan.output} has no variant that is done: run `doubly reproduce ablation` first")
     first = next(iter(paths.values()))
     rows = [{"variant": name, **compare_paths(first, one)} for name, one in paths.items()]
-    results = {"rows": rows, "n": len(first.y), "attack": PATH_ON_B.attack}
-    write_json(output / "ablation.json", results)
-    page = output / "ablation.md"
+    results = {"rows": rows, "n": len(first.y), "attack": plan.path_on_b.attack}
+    write_json(plan.output / "ablation.json", results)
+    page = plan.output / "ablation.md"
     page.write_text(ablation_page(results), encoding="utf-8")
     return page
+
+
+def _run(jobs: Iterable[MeasuredJob], processes: int, console: Console) -> None:
+    failures = run_jobs(list(jobs), processes, console)
+    if failures:
+        raise UsageError("; ".join(f"{path}: {error}" for path, error in failures.items()))
