@@ -56,7 +56,7 @@ PATH = (0.0, 0.25, 0.5, 0.75, 1.0)  # factors of the fitted offsets
 BOTH = (0.0, 1.0)  # as trained, repaired
 ON_B = Measure("selection", "validation", 0, 1000, "strong", BOTH)
 ON_TEST = Measure("test", "test", 4000, 2000, "strong", BOTH)
-PATH_ON_B = Measure("selection", "validation", 0, 2000, "margin", PATH)
+PATH_ON_B = Measure("selection", "validation", 0, 1000, "margin", (0.0, 0.5, 1.0))
 PATH_ON_TEST = Measure("path", "test", 4000, 2000, "margin", PATH)
 
 
