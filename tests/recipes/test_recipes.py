@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from doubly.bilevel import AdamStep, BarrierStep, FirstThen, SignStep
+from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, SignStep
 from doubly.cli import main
 from doubly.config import SGD, Run
 from doubly.config.serialize import from_json, to_json, with_change
@@ -91,7 +91,7 @@ def test_the_fast_done_is_one_sign_step_and_one_gradient_step():
     for name in ("digits.done_fast", "digits.imbalanced.done_fast"):
         attack = recipe(name).method.attack
         assert (attack.start, attack.steps) == ("uniform", 2)
-        assert attack.rule == FirstThen(SignStep(1.25 * 0.15), BarrierStep(4.0))
+        assert attack.rule == FirstThen(SignStep(1.25 * 0.15), GradientStep(4.0))
 
 
 def test_r_is_10_then_1_from_two_thirds_and_01_from_five_sixths():

@@ -208,7 +208,8 @@ class BarrierStep(SizedStep):
 
     The explicit step is stiff near a face of the box, where the barrier throws delta across the whole box. This step
     has the same fixed points, equals the explicit step where the barrier is flat, and at most about doubles a slack
-    that is too small (docs/numerics.md).
+    that is too small (docs/numerics.md). A coordinate that starts on a face therefore stays at it for several steps
+    whatever its gradient is: after a step that saturates, such as a large `SignStep`, use a `GradientStep`.
     """
 
     size: float = 1250 / 255
