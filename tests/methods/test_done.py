@@ -91,7 +91,12 @@ def test_u_starts_anew_when_the_temperature_changes():
         assert result.state["r"].item() == r
         softmax = torch.softmax(result.sample_losses / r, 0) * len(batch.y)
         assert torch.allclose(result.weights, softmax) == (progress != 0.5)  # where u is the average of two batches
+        assert not result.record
         state = result.state
+    limited = DONE(PGD(THREAT, 1), implicit="none", mean_weight_limit=1.001)
+    assert limited.objective(model, batch, {}, START).record == {"weight_limited": 0}
+    after_high_losses = {"nu": torch.tensor(5.0, dtype=torch.float64), "r": torch.tensor(10.0, dtype=torch.float64)}
+    assert limited.objective(model, batch, after_high_losses, START).record == {"weight_limited": 1}
 
 
 def test_the_variants_run_with_every_implicit_term():
