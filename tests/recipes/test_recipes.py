@@ -153,7 +153,8 @@ def test_the_literal_variant_has_all_of_the_papers_values_at_once(monkeypatch, t
                 3,
             ) and f"runs/{run.name}-s3" in capsys.readouterr().out
             expected = DONE(run.method.attack)  # the defaults are the paper's, but for the damping
-            assert run.method == dataclasses.replace(expected, damping=0.0), run.name
+            assert run.method == dataclasses.replace(expected, damping=0.0, temperature=base.method.temperature), name
+            assert run.method.temperature.values == (10.0, 1.0, 0.1), name
             scale = dataset in ("cifar10", "svhn.imbalanced")
             if scale:
                 assert run.method.attack == dataclasses.replace(base.method.attack, rule=rule), run.name
