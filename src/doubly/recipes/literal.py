@@ -6,7 +6,7 @@
     SVHN      peak 0.2 of the learning rate and no warm-up, as on the other datasets
 
 What the paper leaves open, such as eta, c, K and the step sizes, stays as it is (docs/paper-map.md); r is the paper's
-in all recipes. Expect these runs to train worse, or not at all: on digits, seed 0, done_pgd and done_gd predict a single
+in all recipes. Expect these runs to train worse, or not at all: on digits, seed 0, done_pgd and done_gd predict one
 class after 6 epochs. docs/numerics.md says what each departure is for.
 """
 
