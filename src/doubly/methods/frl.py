@@ -122,7 +122,7 @@ class FRL(Method):
         new_state = {"multipliers": multipliers, "tally": torch.where(same_epoch, tally, 0.0), "epoch": now}
         if self.remargin:
             log_factors = state["log_factors"]
-            updated = (log_factors + self.remargin * self.gaps(tally)[1]).clamp(*(log(f) for f in FACTORS))
+            updated = (log_factors + self.remargin * self.gaps(tally)[1]).clamp(log(FACTORS[0]), log(FACTORS[1]))
             new_state["log_factors"] = torch.where(same_epoch, log_factors, updated)
         return new_state
 
