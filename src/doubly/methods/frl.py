@@ -114,8 +114,8 @@ class FRL(Method):
         now = torch.full((), epoch, device=logits.device)
         if not state:  # the first logits tell the number of classes
             zeros = logits.new_zeros(3, logits.shape[1], dtype=torch.float64)
-            log_factors = {"log_factors": zeros[0].clone()} if self.remargin else {}
-            return {"multipliers": zeros[:2].clone(), "tally": zeros, "epoch": now, **log_factors}
+            initial = {"multipliers": zeros[:2].clone(), "tally": zeros, "epoch": now}
+            return initial | ({"log_factors": zeros[0].clone()} if self.remargin else {})
         old, tally = state["multipliers"], state["tally"]
         same_epoch = now == state["epoch"]
         multipliers = torch.where(same_epoch, old, self.updated_multipliers(old, tally))
