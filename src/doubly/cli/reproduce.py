@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Column, Table
 
 from doubly.cli.options import DataRoot, parse_options
+from doubly.cli.study_table import show_study
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
-from doubly.text import duration
 
 if TYPE_CHECKING:
     from doubly.studies.planned import PlannedStudy
@@ -165,7 +163,7 @@ def _planned_study(options: ReproduceOptions, out: Console, err: Console) -> int
         out.out("\n".join(lines), highlight=False)
         return 0
     if options.dry_run:
-        return _show(study, out, err)
+        return show_study(study, out, err)
     check_folder(study.output)
     if options.slurm is not None:
         return _write_slurm(study, options.slurm, out, err)
@@ -195,7 +193,7 @@ def _searched_study(study: "PlannedStudy", trials: int, options: ReproduceOption
     is_searched = all(job.is_done for job in search.jobs)
     if options.dry_run:
         runs = with_winners(study.jobs, searches, study.output) if is_searched else study.jobs
-        return _show(replace(study, jobs=[*search.jobs, *runs]), out, err)
+        return show_study(replace(study, jobs=[*search.jobs, *runs]), out, err)
     check_folder(study.output)
     print_line(out, f"1. search: {trials} trials for each of {len(searches)} recipes, on a hold-out of 10 %")
     for path, error in search.run(out, options.ray).items():
@@ -235,31 +233,6 @@ def _make_plan(options: ReproduceOptions) -> "PlannedStudy":
     jobs = [replace(job, callbacks=callbacks) for job in jobs]
     flags = ("--tensorboard",) if options.tensorboard else ()
     return PlannedStudy(options.study, jobs, scale, output, options.jobs, flags)
-
-
-def _show(study: "PlannedStudy", out: Console, err: Console) -> int:
-    """Print the runs, and how long those that are not done would take."""
-    estimates = study.estimates(lambda message: print_line(err, message))
-    columns = Column("run", no_wrap=True), "state", "passes", "train", "evaluate"
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for job in study.jobs:
-        cells = []
-        if estimate := estimates.get(job.output):
-            passes = f"{estimate.step_passes.forward:g} + {estimate.step_passes.backward:g}"
-            cells = [passes, duration(estimate.train_seconds), duration(estimate.eval_seconds)]
-        table.add_row(str(job.output.relative_to(study.output)), job.status, *cells)
-    out.print(table)
-    if not estimates:
-        print_line(out, f"all {len(study.jobs)} runs are done")
-        return 0
-    total = duration(study.total_seconds(estimates))
-    print_line(
-        out, f"{len(estimates)} of {len(study.jobs)} runs to do: about {total} with {study.local_processes} jobs"
-    )
-    print_line(
-        out, "passes of a step: forward + backward; AutoAttack is counted as if half of the images stayed robust"
-    )
-    return 0
 
 
 def _write_slurm(study: "PlannedStudy", path: Path, out: Console, err: Console) -> int:
