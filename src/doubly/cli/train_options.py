@@ -21,7 +21,8 @@ from doubly.rundir import read_json
 @dataclass(frozen=True)
 class TrainOptions:
     """Train a run. --set PATH=KIND or PATH=JSON replaces a whole part, as in --set data.augment=augment.pad_crop_flip;
-    `doubly list kinds` lists the kinds."""
+    `doubly list kinds` lists the kinds. --variant literal takes the paper's literal values at once, in recipes of DONE;
+    further flags change single ones."""
 
     run: Annotated[Run, tyro.conf.arg(name="")]
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME-sSEED)")] = None
@@ -60,8 +61,8 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
         SystemExit: After --help, or after a message about a flag.
     """
     words = list(arguments)
-    configs, changes = pop_flag(words, "--config"), pop_flag(words, "--set")
-    run = apply_changes(_first_run(words, configs), changes)
+    configs, changes, variants = (pop_flag(words, flag) for flag in ("--config", "--set", "--variant"))
+    run = apply_changes(_first_run(words, configs, variants), changes)
     options = parse_options(TrainOptions, words, "train RECIPE", TrainOptions(run))
     run = with_data_root(options.run, options.data_root)
     if options.model is not None:
@@ -71,12 +72,14 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
     return replace(options, run=run)
 
 
-def _first_run(words: list[str], configs: list[str]) -> Run:
+def _first_run(words: list[str], configs: list[str], variants: list[str]) -> Run:
     """Return the run before any change, and remove the name of a recipe from the words."""
     if words and not words[0].startswith("-"):
         if configs:
             raise UsageError("give a recipe or --config FILE, not both")
-        return recipe(words.pop(0))
+        return recipe(words.pop(0), variants[-1] if variants else None)
+    if variants:
+        raise UsageError("--variant is of a recipe: name one (`doubly list recipes` shows them), or leave it out")
     if configs:
         run = from_json(read_json(Path(configs[-1])))
         if not isinstance(run, Run):

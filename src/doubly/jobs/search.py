@@ -128,7 +128,7 @@ def default_space(run: Run) -> dict[str, list[Any]]:
     space: dict[str, list[Any]] = {"epochs": [max(1, round(run.epochs * factor)) for factor in EPOCH_FACTORS]}
     settings = to_json(run)
     for path, factors in SETTING_FACTORS.items():
-        value = _setting(settings, path)
+        value = setting_at(settings, path)
         if value:
             space[path] = [value * factor for factor in factors]
     return space
@@ -151,7 +151,7 @@ def run_searches(searches: Sequence[Search], processes: int, console: Console) -
     return [search.collect() for search in searches]
 
 
-def _setting(settings: Mapping[str, Any], path: str) -> Any:
+def setting_at(settings: Mapping[str, Any], path: str) -> Any:
     """Return the setting at a dotted path of a run's JSON form; None if there is none."""
     value: Any = settings
     for name in path.split("."):
