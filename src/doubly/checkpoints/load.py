@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from doubly.checkpoints.files import find_checkpoint, load_checkpoint
 from doubly.config.run import Run
 from doubly.config.serialize import first_difference, from_json, to_json
+from doubly.config.user_code import WithOffsets
 from doubly.errors import UsageError
 from doubly.models import Model
 from doubly.models.weights import fill_model
@@ -110,6 +111,8 @@ def load_model_and_info(path: Path, checkpoint: str, architecture: Model | None)
             f"checkpoint {weights.path} is damaged: state.json lacks the channels or the classes; "
             "delete it to begin again"
         ) from None
+    if isinstance(run.model, WithOffsets) and not isinstance(architecture, WithOffsets | None):
+        architecture = WithOffsets(architecture)  # the weights of the run have the offsets
     source = (architecture or run.model).without_initial_weights()
     # Mean and standard deviation are buffers of the network, and come with its weights.
     with global_generators(0):
