@@ -1,5 +1,7 @@
 """Load what a run directory holds: its configuration, and the network that it trained."""
 
+import hashlib
+import json
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,12 +55,21 @@ def load_run(path: Path) -> Run:
 
 def config_difference(path: Path, run: Run) -> str | None:
     """Return how a run directory's configuration differs from `run`; None if only in how and where it is computed."""
-    saved, config = to_json(load_run(path)), to_json(run)
-    for tree in (saved, config):
-        for name in NOT_COMPARED:
-            tree.pop(name, None)
-        tree["data"].pop("root", None)
-    return first_difference(saved, config)
+    return first_difference(_compared(load_run(path)), _compared(run))
+
+
+def config_sha256(run: Run) -> str:
+    """Return a checksum of what decides the numbers of a run, for its checkpoints."""
+    return hashlib.sha256(json.dumps(_compared(run), sort_keys=True).encode()).hexdigest()
+
+
+def _compared(run: Run) -> Any:
+    """Return the configuration as JSON without what says how and where it is computed."""
+    tree = to_json(run)
+    for name in NOT_COMPARED:
+        tree.pop(name, None)
+    tree["data"].pop("root", None)
+    return tree
 
 
 def load_trained_weights(path: Path, checkpoint: str) -> TrainedWeights:
