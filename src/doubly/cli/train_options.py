@@ -11,7 +11,7 @@ from doubly.checkpoints.load import load_run
 from doubly.cli.options import parse_options, pop_flag
 from doubly.cli.sources import apply_changes, with_data_root
 from doubly.config import Run
-from doubly.config.serialize import from_json
+from doubly.config.serialize import from_json, trust_code
 from doubly.config.user_code import UserModel
 from doubly.errors import UsageError
 from doubly.recipes import recipe
@@ -47,6 +47,9 @@ class TrainOptions:
     )
     """weights that your own network begins with"""
 
+    trust_code: bool = False
+    """run the code that --config FILE or the run directory names; without it, a file cannot execute anything"""
+
     @property
     def output_dir(self) -> Path:
         """The run directory, also if none was given."""
@@ -69,6 +72,8 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
         run = replace(run, model=UserModel(options.model, options.weights))
     elif options.weights is not None:
         raise UsageError("--weights goes with --model package.module:function")
+    elif options.trust_code:
+        run = trust_code(run)
     return replace(options, run=run)
 
 
