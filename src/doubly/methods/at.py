@@ -40,7 +40,7 @@ class AT(Method):
         counts = require_counts(counts, f"balance {self.balance}")
         return {"counts": counts.double()}
 
-    def sampling(self, state: State) -> Tensor | None:
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
         if self.balance != "sampling":
             return None
         present = (state["counts"] > 0).double()

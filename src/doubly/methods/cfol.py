@@ -55,7 +55,7 @@ class CFOL(Method):
         drawn = self.probabilities(scores, counts)
         return {"scores": scores, "counts": counts.clone(), "drawn": drawn, "epoch": epoch}
 
-    def sampling(self, state: State) -> Tensor | None:
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
         return self.probabilities(state["scores"], state["counts"]) if self.mode == "sampling" else None
 
     def probabilities(self, scores: Tensor, counts: Tensor) -> Tensor:

@@ -52,11 +52,12 @@ class Method:
         """
         return {}
 
-    def sampling(self, state: State) -> Tensor | None:
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
         """Return class probabilities to draw the next epoch by, or None for one pass over the data.
 
         Args:
             state: What the last objective, or `init`, returned.
+            progress: Share of training at the beginning of the epoch.
 
         Returns:
             One probability per class, (classes,), or None.
@@ -246,8 +247,8 @@ class MethodWrapper:
     def init(self, counts: Tensor | None = None) -> State:
         return self.method.init(counts)
 
-    def sampling(self, state: State) -> Tensor | None:
-        return self.method.sampling(state)
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
+        return self.method.sampling(state, progress)
 
     def recorded_state(self, state: State) -> dict[str, float]:
         return self.method.recorded_state(state)
