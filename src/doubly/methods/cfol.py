@@ -21,7 +21,7 @@ from doubly.attacks import PGD, Attack, frozen_statistics
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.methods.method import Method, require_counts
+from doubly.methods.method import DRAWS_CLASSES, Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -48,6 +48,10 @@ class CFOL(Method):
             )
         if not 0 <= self.eta < float("inf"):
             raise UsageError(f"eta must be a number from 0 on, got {self.eta:g}")
+
+    @property
+    def class_balance(self) -> str | None:
+        return DRAWS_CLASSES if self.mode == "sampling" else "weights classes of images that are drawn uniformly"
 
     def init(self, counts: Tensor | None = None) -> State:
         counts = require_counts(counts, "CFOL")

@@ -41,7 +41,7 @@ from doubly.bilevel import ClassLogMeanExp, Diagonal, Terms, cid, tilted_probabi
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, needs_clean_logits, probability_margin, sample_losses
-from doubly.methods.method import Method, implicit_precision, require_counts
+from doubly.methods.method import DRAWS_CLASSES, WEIGHTS_BY_COUNTS, Method, implicit_precision, require_counts
 from doubly.methods.weighting import class_prior
 from doubly.schedules import Constant, Schedule
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
@@ -124,6 +124,10 @@ class DONEClass(Method):
     @property
     def needs_second_derivatives(self) -> bool:
         return self.implicit == "exact"
+
+    @property
+    def class_balance(self) -> str | None:
+        return DRAWS_CLASSES if self.action == "sampling" else WEIGHTS_BY_COUNTS
 
     @property
     def validation_interval(self) -> int | None:

@@ -13,6 +13,9 @@ from doubly.distributed.microbatch import WholeBatch
 from doubly.errors import UsageError
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
+DRAWS_CLASSES = "draws classes itself"  # answers of `Method.class_balance`
+WEIGHTS_BY_COUNTS = "weights classes by their counts"
+
 
 class Method:
     """A way to train: the objective of one batch, and what it remembers between batches.
@@ -32,6 +35,14 @@ class Method:
     def needs_second_derivatives(self) -> bool:
         """Whether the objective differentiates the network twice, which compiled networks do not allow."""
         return False
+
+    @property
+    def class_balance(self) -> str | None:
+        """What the method does about class sizes itself, as `draws classes itself`; None if nothing.
+
+        It would happen twice if the run drew all classes equally often as well.
+        """
+        return None
 
     @property
     def validation_interval(self) -> int | Literal["epoch"] | None:
@@ -239,6 +250,10 @@ class MethodWrapper:
     @property
     def needs_second_derivatives(self) -> bool:
         return self.method.needs_second_derivatives
+
+    @property
+    def class_balance(self) -> str | None:
+        return self.method.class_balance
 
     @property
     def validation_interval(self) -> int | Literal["epoch"] | None:
