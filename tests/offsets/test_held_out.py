@@ -78,10 +78,15 @@ def test_classes_without_or_with_few_images_are_mentioned():
     assert notes_on_few_images(divide(problems.bright_rows(800), RepairConfig()).fit, torch.zeros(4)) == []
 
 
-def test_one_class_is_refused():
+def test_fewer_than_two_classes_are_refused_also_if_only_one_is_left_to_fit_on():
     images = problems.bright_rows(40)
-    with pytest.raises(UsageError, match="of 1 class"):
-        divide(images.subset(images.y == 0), RepairConfig())
+    for held_out, settings, message in [
+        (images.subset(images.y == 0), {}, "the held-out images are of 1 class"),
+        (images.subset([0, 1]), {}, "1 image of 1 class would be left to fit on, of 2 held out"),
+        (images, {"images": 1}, "1 image of 1 class would be left to fit on, of 40 held out.*raise images"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            divide(held_out, RepairConfig(**settings))
 
 
 REFUSED = [

@@ -131,6 +131,11 @@ def divide(held_out: Images, config: RepairConfig) -> RepairImages:
     )
     fit = fit.subset(stratified_subset(fit.y, config.images, config.seed))
     judge = judge.subset(stratified_subset(judge.y, config.judge_images, config.seed))
+    if (left := len(torch.unique(fit.y))) < 2:
+        raise UsageError(
+            f"{_images(len(fit))} of {left} class would be left to fit on, of {len(held_out):,} held out, and offsets "
+            "shift the decision between classes: hold out more, or raise images or fit_share"
+        )
     missing = [name for name, count in zip(fit.classes, fit.counts().tolist(), strict=True) if count == 0]
     notes = [f"no held-out images to fit on of {_listed(missing)}: the offset stays 0"] if missing else []
     return RepairImages(fit, judge, notes)
@@ -152,9 +157,13 @@ def notes_on_few_images(fit: Images, errors: torch.Tensor) -> list[str]:
     low, high = wilson(round(error * count), count)
     return [
         f"fewer than {FEW_IMAGES} images to fit on of {_listed([fit.classes[label] for label in few])}: of the error "
-        f"of {fit.classes[smallest]} ({count} images) they say only that it lies in {low:.0%} to {high:.0%}, so its "
+        f"of {fit.classes[smallest]} ({_images(count)}) they say only that it lies in {low:.0%} to {high:.0%}, so its "
         "offset is uncertain"
     ]
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'s' * (count != 1)}"
 
 
 def _listed(names: list[str]) -> str:
