@@ -184,6 +184,11 @@ def test_classes_without_images_have_no_weight_and_many_classes_stay_near_the_pr
     method = DONEClass(ATTACK)
     state = method.init(torch.tensor([8, 0, 4]))
     assert method.class_probabilities(state, 0.0).tolist() == pytest.approx([0.5, 0, 0.5])
+    # A class is missing from a batch, or from the data, or there is one class only.
+    for counts, classes in [([8, 4, 4], (0, 1) * 4), ([8, 0, 4], (0, 2) * 4), ([0, 8, 0], (1,) * 8)]:
+        for settings in ({"action": "sampling"}, {"action": "offsets"}, {"mode": "gradient"}, {"driver": "holdout"}):
+            steps = objectives(DONEClass(ATTACK, **settings), counts=torch.tensor(counts), classes=classes)
+            assert all(torch.isfinite(values).all() for step in steps for values in step), (counts, settings)
     method = DONEClass(NO_ATTACK)  # a thousand classes, one image each, half of them misclassified
     state = method.init(torch.ones(1000).long())
     y = torch.arange(1000)
