@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Column, Table
 
 from doubly.cli.options import DataRoot, parse_options
+from doubly.cli.study_table import show_study
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
-from doubly.text import duration
 
 if TYPE_CHECKING:
     from doubly.studies.planned import PlannedStudy
@@ -22,7 +20,7 @@ DIGITS_STUDIES = ("demo", "digits", "digits_done")
 CLASS_STUDIES = ("weak_classes", "ablation")
 PLAN_FLAGS = (
     *("scale", "data_root", "methods", "images", "autoattack_images"),
-    *("no_autoattack", "commands", "slurm", "ray"),
+    *("no_autoattack", "commands", "slurm", "ray", "search"),
 )
 
 
@@ -46,6 +44,9 @@ class ReproduceOptions:
         tyro.conf.arg(metavar="INT", help_behavior_hint="(default: 2; on a cluster as many as it has room for)"),
     ] = None
     """number of runs at a time; on one machine they share the cores"""
+    search: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: no search)")] = None
+    """first choose hyperparameters as the paper does: this many trials per method on a hold-out of 10 %; the winners
+    are then trained on all training images"""
     methods: Annotated[
         tuple[str, ...], tyro.conf.arg(metavar="NAME…", help_behavior_hint="(default: all methods of the study)")
     ] = ()
@@ -53,7 +54,7 @@ class ReproduceOptions:
     output: Annotated[
         Path | None,
         tyro.conf.arg(
-            metavar="DIR", help_behavior_hint="(default: runs/SCALE for tables and figures, else runs/STUDY)"
+            metavar="DIR", help_behavior_hint="(default: runs/SCALE[-searchN] for tables and figures, else runs/STUDY)"
         ),
     ] = None
     """folder for the runs; tables and figures of one scale share their runs"""
@@ -110,17 +111,24 @@ def _refuse(options: ReproduceOptions, names: tuple[str, ...]) -> None:
 
 def _class_study(options: ReproduceOptions, jobs: int, out: Console) -> int:
     """Run or list the study of weak classes or its ablation."""
-    takes = ("data_root", *(("methods",) if options.study == "weak_classes" else ()))
+    takes = ("data_root", *(("methods", "search") if options.study == "weak_classes" else ()))
     _refuse(options, (*(name for name in PLAN_FLAGS if name not in takes), "tensorboard"))
-    from doubly.studies.weak_classes.plan import METHODS, StudyPlan
+    from doubly.studies.weak_classes.plan import METHODS, TRIALS, StudyPlan
     from doubly.studies.weak_classes.plan import SEEDS as STUDY_SEEDS
     from doubly.studies.weak_classes.study import WeakClassesStudy, run_ablation
 
-    if options.seeds > len(STUDY_SEEDS):
-        raise UsageError(f"{options.study} has {len(STUDY_SEEDS)} seeds, got {options.seeds}: lower --seeds")
+    count = len(TRIALS[METHODS[0]]) if options.search is None else options.search
+    if options.seeds > len(STUDY_SEEDS) or not 1 <= count <= len(TRIALS[METHODS[0]]):
+        raise UsageError(
+            f"{options.study} has {len(STUDY_SEEDS)} seeds and 1 to {len(TRIALS[METHODS[0]])} trials, got "
+            f"{options.seeds} and {count}: lower --seeds or --search"
+        )
     output = options.output or Path("runs") / "weak_classes"
     root = None if options.data_root is None else str(Path(options.data_root).resolve())
-    plan = StudyPlan(output, root, methods=options.methods or METHODS, seeds=STUDY_SEEDS[: options.seeds])
+    trials = {method: settings[:count] for method, settings in TRIALS.items()}
+    plan = StudyPlan(
+        output, root, methods=options.methods or METHODS, trials=trials, seeds=STUDY_SEEDS[: options.seeds]
+    )
     study, is_ablation = WeakClassesStudy(plan, jobs), options.study == "ablation"
     if options.dry_run:
         variants = [job.output for job in plan.ablation_jobs().values()]
@@ -155,21 +163,52 @@ def _planned_study(options: ReproduceOptions, out: Console, err: Console) -> int
     from doubly.evaluation.io import check_folder
 
     study = _make_plan(options)
+    if options.search is not None:
+        return _searched_study(study, options.search, options, out, err)
     if options.commands:
         lines = [*(commands.line for commands in study.commands), f"# then: {study.report_command}"]
         out.out("\n".join(lines), highlight=False)
         return 0
     if options.dry_run:
-        return _show(study, out, err)
+        return show_study(study, out, err)
     check_folder(study.output)
     if options.slurm is not None:
         return _write_slurm(study, options.slurm, out, err)
-    failures = study.run(out, options.ray)
+    return _run_and_report(study, options.ray, out, err)
+
+
+def _run_and_report(study: "PlannedStudy", ray: str | None, out: Console, err: Console) -> int:
+    failures = study.run(out, ray)
     for path, error in failures.items():
         print_line(err, f"doubly: {path} failed: {error}")
     if page := study.report(out):
         print_line(out, f"runs: {study.output}\npage: {page}")
     return 2 if failures else 0
+
+
+def _searched_study(study: "PlannedStudy", trials: int, options: ReproduceOptions, out: Console, err: Console) -> int:
+    """Choose the settings of each method on a hold-out, and then run the study with them."""
+    from doubly.evaluation.io import check_folder
+    from doubly.studies.plan_search import plan_searches, trial_jobs, with_winners
+    from doubly.studies.plans import check_directories
+
+    if options.commands or options.slurm is not None:
+        raise UsageError("--search decides the runs' settings while it runs: use it here or with --ray")
+    searches = plan_searches(study.jobs, study.output, trials)
+    search = replace(study, jobs=trial_jobs(searches))
+    check_directories(search.jobs)
+    is_searched = all(job.is_done for job in search.jobs)
+    if options.dry_run:
+        runs = with_winners(study.jobs, searches, study.output) if is_searched else study.jobs
+        return show_study(replace(study, jobs=[*search.jobs, *runs]), out, err)
+    check_folder(study.output)
+    print_line(out, f"1. search: {trials} trials for each of {len(searches)} recipes, on a hold-out of 10 %")
+    for path, error in search.run(out, options.ray).items():
+        print_line(err, f"doubly: {path} failed and scores 0: {error}")
+    study = replace(study, jobs=with_winners(study.jobs, searches, study.output))
+    check_directories(study.jobs)
+    print_line(out, f"2. the winners ({study.output / 'winners.json'}), trained on all training images")
+    return _run_and_report(study, options.ray, out, err)
 
 
 def _make_plan(options: ReproduceOptions) -> "PlannedStudy":
@@ -181,7 +220,8 @@ def _make_plan(options: ReproduceOptions) -> "PlannedStudy":
     name = options.scale or "small"
     if name not in SCALES:
         raise UsageError(f"there is no scale '{name}'{suggestion(name, SCALES)}")
-    output = options.output or Path("runs") / name
+    folder = name if options.search is None else f"{name}-search{options.search}"
+    output = options.output or Path("runs") / folder
     changes = {key: getattr(options, key) for key in ("images", "autoattack_images")}
     config = replace(SCALES[name].evaluate, **{key: value for key, value in changes.items() if value is not None})
     scale = replace(SCALES[name], evaluate=config)
@@ -194,36 +234,12 @@ def _make_plan(options: ReproduceOptions) -> "PlannedStudy":
         methods=options.methods,
         autoattack=not options.no_autoattack,
     )
-    check_directories(jobs)
+    if options.search is None:  # else the runs' settings are decided later
+        check_directories(jobs)
     callbacks = tensorboard_factories(options.tensorboard)
     jobs = [replace(job, callbacks=callbacks) for job in jobs]
     flags = ("--tensorboard",) if options.tensorboard else ()
     return PlannedStudy(options.study, jobs, scale, output, options.jobs, flags)
-
-
-def _show(study: "PlannedStudy", out: Console, err: Console) -> int:
-    """Print the runs, and how long those that are not done would take."""
-    estimates = study.estimates(lambda message: print_line(err, message))
-    columns = Column("run", no_wrap=True), "state", "passes", "train", "evaluate"
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for job in study.jobs:
-        cells = []
-        if estimate := estimates.get(job.output):
-            passes = f"{estimate.step_passes.forward:g} + {estimate.step_passes.backward:g}"
-            cells = [passes, duration(estimate.train_seconds), duration(estimate.eval_seconds)]
-        table.add_row(job.output.name, job.status, *cells)
-    out.print(table)
-    if not estimates:
-        print_line(out, f"all {len(study.jobs)} runs are done")
-        return 0
-    total = duration(study.total_seconds(estimates))
-    print_line(
-        out, f"{len(estimates)} of {len(study.jobs)} runs to do: about {total} with {study.local_processes} jobs"
-    )
-    print_line(
-        out, "passes of a step: forward + backward; AutoAttack is counted as if half of the images stayed robust"
-    )
-    return 0
 
 
 def _write_slurm(study: "PlannedStudy", path: Path, out: Console, err: Console) -> int:

@@ -40,23 +40,25 @@ TRIALS: dict[str, tuple[dict[str, Any], ...]] = {
         "done_class": {"method.class_temperature.value": 0.3},
     }.items()
 }
+LATE = {"kind": "schedule.piecewise", "values": [1e9, 0.5], "boundaries": [0.625]}  # R
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # of the ablation: the recipe and what is changed in it
     "AT": ("at", {}),
     "balanced AT": ("at_balanced_loss", {}),
     "class weights, R = 0.5": (OURS, {}),
     "held-out errors": (OURS, {"method.driver": "holdout"}),
     "loss TRADES": (OURS, {"method.loss": {"kind": "loss.trades", "beta": 6.0}}),
-    "R = 0.25": (OURS, {"method.class_temperature.value": 0.25}),
-    "logit adjustment": (OURS, {"method.logit_adjustment": 1.0}),
-    "sample weights, r = 1": (OURS, {"method.temperature.value": 1.0, "method.cap": 3.0, "method.floor": 0.3}),
+    "R = 1": (OURS, {"method.class_temperature.value": 1.0}),
+    "in the last 3/8 of training": (OURS, {"method.class_temperature": LATE}),
     "margins instead of errors": (OURS, {"method.score": "margin", "method.class_temperature.value": 0.2}),
     "gradient of one function": (OURS, {"method.mode": "gradient"}),
+    "logit adjustment": (OURS, {"method.logit_adjustment": 1.0}),
+    "sample weights, r = 1": (OURS, {"method.temperature.value": 1.0, "method.cap": 3.0, "method.floor": 0.3}),
 }
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)  # factors of the fitted offsets
 BOTH = (0.0, 1.0)  # as trained, repaired
 ON_B = Measure("selection", "validation", 0, 1000, "strong", BOTH)
 ON_TEST = Measure("test", "test", 4000, 2000, "strong", BOTH)
-PATH_ON_B = Measure("selection", "validation", 0, 2000, "margin", PATH)
+PATH_ON_B = Measure("selection", "validation", 0, 1000, "margin", (0.0, 0.5, 1.0))
 PATH_ON_TEST = Measure("path", "test", 4000, 2000, "margin", PATH)
 
 
@@ -124,8 +126,10 @@ class StudyPlan:
         return jobs
 
     def trial_jobs(self, method: str) -> list[MeasuredJob]:
-        """Return the trials of a method, with half the epochs, judged on part B."""
+        """Return the trials of a method, with half the epochs, judged on part B; none if there is nothing to choose."""
         folder = self.output / "trials"
+        if len(self.trials[method]) == 1:
+            return []
         return [
             MeasuredJob(
                 self.run(method, changes, TRIAL_SEED, 0.5), folder / f"{method}-{number}", measures=(self.on_b,)
