@@ -25,15 +25,7 @@ from doubly.evaluation.config import EvalConfig
 from doubly.evaluation.predict import predict
 from doubly.evaluation.radius_curve import FACTORS
 from doubly.seeding import global_generators
-from doubly.training.passes import (
-    Passes,
-    counted_passes,
-    holdout_batches,
-    predicted_holdout_passes,
-    predicted_passes,
-    random_images,
-    tiny_network,
-)
+from doubly.training.passes import Passes, average_passes, counted_passes, holdout_batches, random_images, tiny_network
 from doubly.training.precision import Precision
 from doubly.training.recompute import recomputed_activations
 from doubly.training.setup import is_channels_last_faster
@@ -147,11 +139,9 @@ def estimate_run(
     """
     channels, classes = size.shape[0], size.classes
     epoch_steps = steps_per_epoch(size.train, run.batch_size)
-    driver = (0.5 if run.data.driver_share is None else run.data.driver_share) * size.held_out
-    passes = predicted_passes(run.method, channels, classes).plus(
-        predicted_holdout_passes(run.method, channels, classes),
-        holdout_batches(run.method, round(driver), run.batch_size, epoch_steps),
-    )
+    driver = round((0.5 if run.data.driver_share is None else run.data.driver_share) * size.held_out)
+    share = holdout_batches(run.method, driver, run.batch_size, epoch_steps)
+    passes = average_passes(run.method, size.shape, classes, share)
     remaining = range(run.epochs - epochs, run.epochs)
     validations = sum((epoch + 1) % run.validation.every == 0 or epoch + 1 == run.epochs for epoch in remaining)
     validation_passes = _image_passes(run.validation.attack, ("pgd", "margin"), channels, classes)

@@ -8,14 +8,7 @@ from doubly.data.loader import steps_per_epoch
 from doubly.data.splits import divide_holdout
 from doubly.recipes.digits import FAST, METHODS, unsearched
 from doubly.text import method_label
-from doubly.training.passes import (
-    Passes,
-    holdout_batches,
-    holdout_passes,
-    predicted_holdout_passes,
-    predicted_passes,
-    step_passes,
-)
+from doubly.training.passes import Passes, average_passes, holdout_batches, holdout_passes, step_passes
 from doubly.training.setup import build_model
 
 
@@ -33,9 +26,7 @@ def both(name: str) -> tuple[Passes, Passes]:
     """Return the passes predicted on a tiny network, and those counted with the recipe's own network and images."""
     with torch.random.fork_rng():
         run = unsearched(name, imbalanced=True)
-        share = _holdout_share(run)
-        predicted = predicted_passes(run.method, 1, 10).plus(predicted_holdout_passes(run.method, 1, 10), share)
-        return predicted, counted_step_passes(run)
+        return average_passes(run.method, (1,), 10, _holdout_share(run)), counted_step_passes(run)
 
 
 def counted_step_passes(run: Run) -> Passes:

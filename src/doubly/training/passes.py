@@ -102,6 +102,12 @@ def predicted_holdout_passes(method: Method, channels: int, classes: int) -> Pas
         return holdout_passes(method.costliest(), tiny_network(channels, classes), images, len(images))
 
 
+def average_passes(method: Method, shape: tuple[int, ...], classes: int, share: float) -> Passes:
+    """Return the predicted passes per step, with `share` (of `holdout_batches`) of those on a held-out batch."""
+    step, held_out = (predict(method, shape[0], classes) for predict in (predicted_passes, predicted_holdout_passes))
+    return step.plus(held_out, share)
+
+
 def is_listed(method: Method) -> bool:
     """Return whether a method, and those that it wraps, are listed in METHODS."""
     if type(method) not in METHODS.values():
