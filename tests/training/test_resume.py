@@ -200,7 +200,7 @@ class HardestFirst(Method):
     def init(self, counts=None):
         return {"losses": torch.tensor([0.0, 1.0, 3.0])}
 
-    def sampling(self, state):
+    def sampling(self, state, progress):
         CALLS.append(state["losses"].tolist())
         return state["losses"].softmax(0)
 

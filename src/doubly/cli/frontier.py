@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class FrontierOptions:
     """Evaluate networks at several factors of their class offsets, which are fitted on held-out images, and draw
     average against tail under attack on test images. Runs are compared with the first one. Writes frontier.json into
-    each run directory; `doubly report` shows it."""
+    each run directory, which `doubly report` shows; with --split validation frontier-validation.json, to choose by."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR…", help_behavior_hint="")] = ()
     """run directories, or folders that contain them; the others are compared with the first"""
@@ -73,7 +73,7 @@ def frontier(arguments: list[str], out: Console, err: Console) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     write_json(options.output / "comparison.json", [{"run": str(p), **row} for p, row in zip(paths, rows, strict=True)])
     draw(_by_label(frontiers), options.output / "frontier")
-    print_line(out, f"wrote frontier.json into each run, and {options.output / 'frontier.png'}")
+    print_line(out, f"wrote {_file_name(options.config.split)} into each run, and {options.output / 'frontier.png'}")
     return 0
 
 
@@ -96,6 +96,10 @@ def _compute(options: FrontierOptions, path: Path, callback: Any) -> "Frontier":
         repair=options.repair,
         callbacks=[callback],
     )
+
+
+def _file_name(split: str) -> str:
+    return "frontier.json" if split == "test" else "frontier-validation.json"
 
 
 def _by_label(frontiers: list["Frontier"]) -> dict[str, list[dict[str, Any]]]:

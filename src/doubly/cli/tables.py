@@ -53,7 +53,8 @@ def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) ->
 
     keys, intervals = {attack: key_of(result, attack) for attack in result.predictions}, summary["intervals"]
     columns = [attack_label(attack, result) + _count(attack, result) for attack in keys]
-    table = _table(f"{title}, % with 95 % intervals", "", "n", *columns)
+    images = _skipped(result.protocol)
+    table = _table(f"{title}{images}, % with 95 % intervals", "", "n", *columns)
     for name, row in summary["per_class"].items():
         cells = [_cell(row[key], row[f"{key}_interval"], 0) for key in keys.values()]
         table.add_row(escape_terminal(name), str(row["n"]), *cells)
@@ -138,7 +139,8 @@ def print_frontiers(
         out: Where it is printed.
     """
     first = frontiers[0].summary["protocol"]
-    title = f"accuracy under {first['name']}, {first['n']} test images, % with 95 % intervals"
+    images = f"{first['n']} {first.get('split', 'test')} images{_skipped(first)}"
+    title = f"accuracy under {first['name']}, {images}, % with 95 % intervals"
     table = _table(title, "", "offsets", "average", "tail", "worst class", "SA")
     for name, frontier in zip(names, frontiers, strict=True):
         for index, point in enumerate(frontier.summary["points"]):
@@ -157,6 +159,10 @@ def print_frontiers(
         cells = ["–" if tail is None else format_percent(tail), "–" if difference is None else _range(difference)]
         table.add_row(escape_terminal(name), *cells, "–" if area is None else f"{1e4 * area:+.1f}")
     out.print(table)
+
+
+def _skipped(protocol: Mapping[str, Any]) -> str:
+    return f" without the first {protocol['skip_images']:,}" if "skip_images" in protocol else ""
 
 
 def _range(values: Sequence[float]) -> str:

@@ -24,7 +24,7 @@ from doubly.attacks import PGD, Attack, frozen_statistics
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.methods.method import Method, require_counts
+from doubly.methods.method import DRAWS_CLASSES, Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -56,13 +56,18 @@ class CFOL(Method):
         if not 0 <= self.eta < float("inf"):
             raise UsageError(f"eta must be a number from 0 on, got {self.eta:g}")
 
+    @property
+    def class_balance(self) -> str | None:
+        draws = self.mode == "sampling" or self.draw == "classes"
+        return DRAWS_CLASSES if draws else "weights classes of images that are drawn uniformly"
+
     def init(self, counts: Tensor | None = None) -> State:
         counts = require_counts(counts, "CFOL")
         scores, epoch = torch.zeros_like(counts, dtype=torch.float64), torch.zeros_like(counts[0])
         drawn = self.probabilities(scores, counts)
         return {"scores": scores, "counts": counts.clone(), "drawn": drawn, "epoch": epoch}
 
-    def sampling(self, state: State) -> Tensor | None:
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
         if self.mode == "sampling":
             return self.probabilities(state["scores"], state["counts"])
         return self._uniform(state["counts"]) if self.draw == "classes" else None

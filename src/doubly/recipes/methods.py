@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from doubly.attacks import FGSM, NFGSM, PGD
 from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, SignStep, StepRule
+from doubly.config.run import Sampling
 from doubly.methods import (
     AT,
     ATBSL,
@@ -43,6 +44,7 @@ LABELS = {
     "robust_lt": "RobustLT",
     "group_dro": "Group-DRO",
 }
+SAMPLING: dict[str, Sampling] = {"at_balanced_sampling": "balanced"}
 HOLDOUT = 0.1  # for methods that learn from held-out images
 TABLES = dict.fromkeys(FAST, "fast")  # fewer steps and epochs than the other methods: a table of their own
 
@@ -76,7 +78,7 @@ def methods(
         "at": AT(attack()),
         "standard": Standard(),
         "at_balanced_loss": AT(attack(), balance="loss"),
-        "at_balanced_sampling": AT(attack(), balance="sampling"),
+        "at_balanced_sampling": AT(attack()),  # in runs with SAMPLING
         "fat": FAT(attack()),
         "gairat": GAIRAT(attack()),
         "wmmr": WMMR(attack()),
