@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run directory. `train` writes the first four entries, `evaluate` the next three, `frontier` the last."""
+    """A run directory. `train` writes four entries, `evaluate` the next three, `frontier` and `repair` one."""
 
     path: Path
 
@@ -54,6 +54,10 @@ class RunDir:
     @property
     def frontier(self) -> Path:
         return self.path / "frontier.json"
+
+    @property
+    def repair(self) -> Path:
+        return self.path / "repair.json"
 
 
 def is_run(path: Path) -> bool:

@@ -112,11 +112,14 @@ def _by_autoattack(runs: list[RunResult]) -> list[list[RunResult]]:
 
 
 def _by_method(runs: list[RunResult]) -> dict[str, list[RunResult]]:
-    """Group seeds by method; a run of the same method with other settings gets a label that says which."""
+    """Group seeds by method, repaired networks behind those that they come from.
+
+    A run of the same method with other settings gets a label that says which.
+    """
     methods: dict[str, list[RunResult]] = {}
     first_runs: dict[str, RunResult] = {}
-    order = {label: index for index, label in enumerate(FIRST_ROWS)}
-    for run in sorted(runs, key=lambda run: order.get(run.method, len(order))):
+    order = list(dict.fromkeys([*FIRST_ROWS, *(run.origin for run in runs)]))
+    for run in sorted(runs, key=lambda run: (order.index(run.origin), run.is_repaired)):
         usual, choices = first_runs.setdefault(run.method, run).choices, run.choices
         changes = [
             describe_setting(key, choices.get(key))
