@@ -194,5 +194,5 @@ def test_histograms_of_margins_count_all_seeds_in_units_of_the_clean_spread(run,
     assert raw.tolist() == [*margins, *margins] and scaled.tolist() == (raw / 2).tolist()
     assert figures.margin_histograms({"AT": [run, run], "DONE": [run]}, tmp_path / "margins")
     text = words(tmp_path / "margins.svg")
-    for expected in ("AT", "DONE", "logit margin under attack", "margin / spread of the clean margins"):
+    for expected in ("AT", "DONE", "logit margin under attack", "in units of the spread of clean margins"):
         assert expected in text

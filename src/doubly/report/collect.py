@@ -89,7 +89,8 @@ def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
 
 def _conditions(run: RunResult) -> dict[str, Any]:
     """Return the training data and the protocol of the evaluation, without AutoAttack."""
-    data = {key: value for key, value in run.choices.items() if key.startswith("data.")}
+    # A setting of a later version is missing in older files, and None where it is not used.
+    data = {key: value for key, value in run.choices.items() if key.startswith("data.") and value is not None}
     classes = {"images": run.evaluation["n"], "classes": list(run.evaluation["per_class"])}
     return {**data, **flatten(run.evaluation["protocol"]), **classes, **run.tail}
 

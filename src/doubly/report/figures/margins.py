@@ -34,7 +34,7 @@ def margin_histograms(results_by_method: ByMethod, path: Path) -> bool:
     }
     if not margins:
         return False
-    titles = ("logit margin under attack", "margin / spread of the clean margins")
+    titles = ("logit margin under attack; below 0 the attack wins", "the same in units of the spread of clean margins")
     with style(path):
         figure = Figure(figsize=(9.2, 3.4), layout="constrained")
         panels = list(figure.subplots(1, 2))
@@ -46,7 +46,7 @@ def margin_histograms(results_by_method: ByMethod, path: Path) -> bool:
                 look = {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index % len(DASHES)]}
                 axes.stairs(100 * counts / len(pair[column]), edges, linewidth=1.6, label=label, **look)
             axes.axvline(0, color=INK, linewidth=0.8)
-            axes.set_xlabel(f"{title}; below 0 the attack wins")
+            axes.set_xlabel(title)
         panels[0].set_ylabel("images in a bin (%)")
         return finish(figure, panels, path)
 
