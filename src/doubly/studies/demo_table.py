@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 
 import numpy as np
+import rich.box
+import rich.table
 
 from doubly.evaluation.intervals import Interval, resampled_positions, tail_accuracy
 from doubly.evaluation.io import read_result
 from doubly.evaluation.metrics import Bools, Ints
 from doubly.metric_names import attack_metric, tail_metric, worst_class_metric
+from doubly.report import forms
 from doubly.report.collect import BASELINE, Comparison, mean_sd
 from doubly.report.run_result import RunResult
 from doubly.report.tables import Cell, Column, Table
@@ -35,11 +38,18 @@ def demo_table(comparison: Comparison) -> Table:
         values = [[100 * float(metric.value(run.evaluation) or 0) for run in runs] for metric in metrics.values()]
         numbers = [Cell("", *mean_sd(of_seeds)) for of_seeds in values]
         difference = _text(differences[label]) if label in differences else ""
-        rows.append((Cell(label), *numbers, Cell(difference), Cell("", len(runs), digits=0)))
+        rows.append((Cell(label), *numbers, Cell(difference)))
     columns = [Column("method", None), *map(Column, metrics), Column(f"weakest 3 minus {BASELINE}", None)]
     title = "Imbalanced digits: classes 0 to 4 keep a fifth of their training images"
-    notes = _notes(comparison, differences)
-    return Table(title, (*columns, Column("seeds", None)), tuple(rows), notes)
+    return Table(title, tuple(columns), tuple(rows), _notes(comparison, differences))
+
+
+def terminal(table: Table) -> rich.table.Table:
+    """Return the table for the terminal, narrow enough for 80 columns."""
+    drawn = forms.terminal(table)
+    drawn.box, drawn.show_edge, drawn.pad_edge = rich.box.SIMPLE_HEAD, False, False
+    drawn.collapse_padding = True
+    return drawn
 
 
 def paired_difference(first: Bools, second: Bools, y: Ints, resamples: int = RESAMPLES) -> Interval:
@@ -82,10 +92,11 @@ def _notes(comparison: Comparison, differences: dict[str, Interval]) -> tuple[st
     unclear = [label for label in differences if label not in (*above, *below)]
     kinds = {"clearly above": above, "clearly below": below, "not clearly different from": unclear}
     verdicts = [f"{kind} {BASELINE}: {', '.join(labels)}" for kind, labels in kinds.items() if labels]
+    seeds = len(comparison.methods[BASELINE])
     return (
-        f"Percent of n = {comparison.n} test images, mean ± sd over seeds. SA: clean images. All others: the strong "
-        f"attack (ε = {settings['threat']['radius']:g}, {settings['rounds']} rounds of {settings['targets']} targets). "
-        "Weakest 3: mean of the three weakest classes of a network.",
+        f"Percent of n = {comparison.n} test images, mean ± sd over {seeds} seeds. SA: clean images. All others: the "
+        f"strong attack (ε = {settings['threat']['radius']:g}, {settings['rounds']} rounds of "
+        f"{settings['targets']} targets). Weakest 3: mean of the three weakest classes of a network.",
         f"Difference to {BASELINE}: same images, same seeds, 95 % interval over both. "
         f"On the weakest classes {'; '.join(verdicts)}.",
     )
