@@ -78,6 +78,14 @@ METRICS: dict[str, Metric] = {
         Metric("lr", "learning rate", "step size of the optimizer", ".2g", None, False),
         Metric("r", "r", "temperature of the weights in DONE", ".3g", None, False),
         Metric("weight_ess", "effective sample size", "as a share of the batch", ".2f", None, False),
+        Metric(
+            "weight_limited",
+            "steps with limited weights",
+            "share of the steps in which the limit of the mean weight acted",
+            ".0%",
+            None,
+            False,
+        ),
         Metric("seconds", "seconds per epoch", "training time of an epoch", ".1f", None, False),
     )
 }

@@ -46,7 +46,7 @@ def test_weights_follow_the_sums_of_the_held_out_means_and_an_arm_for_all_by_han
 def test_a_class_without_held_out_images_has_the_mean_and_one_without_training_images_no_say():
     method = WAT(NOISY, eta=1.0)
     state = method.init(torch.tensor([5, 5, 0]))
-    state["tally"] = torch.tensor([[2.0, 0, 0], [6.0, 0, 0]]).double()
+    state["tally"] = torch.tensor([[6.0, 0, 0], [2.0, 0, 0]]).double()  # losses, images
     state = method.state_at(state, 1)
     assert state["totals"].tolist() == [3, 3, 3]
     assert method.class_weights(state)[:2].tolist() == pytest.approx([1, 1])

@@ -105,6 +105,9 @@ def test_weights_name_r_and_normalization(run, tmp_path):
     for expected in ("DONE, r = 1", "sum 1 in a batch of 128", "cat", f"{share:.0f} %", "0.001"):
         assert expected in text
     assert not figures.weights({"DONE": [weighted]}, tmp_path / "x", r=0.1)
+    trained = replace(weighted, metrics=[{"epoch": 0, "r": 1.0}, {"epoch": 1, "r": 10.0}])
+    assert figures.weights({"DONE": [trained]}, tmp_path / "trained")
+    assert "DONE, r = 10" in words(tmp_path / "trained.svg")  # where training ended
     assert not figures.weights({"DONE": [run]}, tmp_path / "x")
 
 

@@ -118,16 +118,16 @@ def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[
 
 def _evaluate_run(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
     from doubly.checkpoints.load import load_run
-    from doubly.cli.sources import select_threat
-    from doubly.config.user_code import UserModel
+    from doubly.cli.sources import select_architecture, select_threat
     from doubly.evaluation.api import evaluate_run
 
-    trained_threat = load_run(directory).validation.attack.threat
+    run = load_run(directory)
+    trained_threat = run.validation.attack.threat
     threat = select_threat(options.threat, options.epsilon, trained_threat)
     result = evaluate_run(
         directory,
         checkpoint=options.checkpoint,
-        architecture=UserModel(options.model) if options.model else None,
+        architecture=select_architecture(options.model, run, options.trust_code),
         device=options.device,
         attacks=options.attack_names,
         threat=None if threat == trained_threat else threat,

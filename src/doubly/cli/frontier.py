@@ -40,6 +40,8 @@ class FrontierOptions:
         None
     )
     """radius of the threat, such as 8/255"""
+    trust_code: bool = False
+    """run the code that the run directories name; without it, a run from somebody else cannot execute anything"""
     device: str = "auto"
     """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: that of the run)")] = (
@@ -77,14 +79,16 @@ def frontier(arguments: list[str], out: Console, err: Console) -> int:
 
 def _compute(options: FrontierOptions, path: Path, callback: Any) -> "Frontier":
     from doubly.checkpoints.load import load_run
-    from doubly.cli.sources import select_threat
+    from doubly.cli.sources import select_architecture, select_threat
     from doubly.offsets.frontier import frontier_run
 
-    trained_threat = load_run(path).validation.attack.threat
+    run = load_run(path)
+    trained_threat = run.validation.attack.threat
     threat = select_threat(options.threat, options.epsilon, trained_threat)
     return frontier_run(
         path,
         checkpoint=options.checkpoint,
+        architecture=select_architecture(None, run, options.trust_code),
         device=options.device,
         threat=None if threat == trained_threat else threat,
         root=options.data_root,

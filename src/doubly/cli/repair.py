@@ -69,18 +69,18 @@ def repair(arguments: list[str], out: Console, err: Console) -> int:
 
 def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> tuple["RepairResult", Path]:
     from doubly.checkpoints.load import load_run
-    from doubly.cli.sources import select_threat
-    from doubly.config.user_code import UserModel
+    from doubly.cli.sources import select_architecture, select_threat
     from doubly.offsets.api import repair_run
 
+    run = load_run(directory)
     folder = options.output or directory.with_name(f"{directory.resolve().name}-repaired")
     result = repair_run(
         directory,
         folder,
         checkpoint=options.checkpoint,
-        architecture=UserModel(options.model) if options.model else None,
+        architecture=select_architecture(options.model, run, options.trust_code),
         device=options.device,
-        threat=select_threat(options.threat, options.epsilon, load_run(directory).validation.attack.threat),
+        threat=select_threat(options.threat, options.epsilon, run.validation.attack.threat),
         attacks=options.attacks,
         root=options.data_root,
         config=options.config,

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from doubly.config import Data, Run
-from doubly.config.serialize import KINDS, parse_number, suggestion, with_change
+from doubly.config.serialize import KINDS, parse_number, suggestion, trust_code, with_change
+from doubly.config.user_code import UserModel
 from doubly.data import DATASETS, Arrays, ImageFolder
 from doubly.errors import UsageError
 from doubly.methods import Standard
-from doubly.models import SmallCNN
+from doubly.models import Model, SmallCNN
 from doubly.recipes import RECIPES, recipe
 from doubly.threat import THREATS, LinfBall, Threat
 
@@ -74,6 +75,19 @@ def run_for_source(name: str, root: str | None, changes: Sequence[str]) -> Run:
 
 def _run_on(data: Data) -> Run:
     return Run(data, SmallCNN(), Standard())
+
+
+def select_architecture(model: str | None, run: Run, trust: bool) -> Model | None:
+    """Return what builds the network of a run directory, if not its own configuration.
+
+    Args:
+        model: package.module:function of --model.
+        run: The configuration of the directory.
+        trust: Whether --trust-code allows to import the function that the configuration names.
+    """
+    if model is not None:
+        return UserModel(model)
+    return trust_code(run).model if trust else None
 
 
 def select_threat(name: str | None, epsilon: str | None, default: Threat | None) -> Threat | None:

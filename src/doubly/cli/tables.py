@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from doubly.metric_names import attack_metric
-from doubly.text import escape_terminal, format_percent
+from doubly.text import escape_terminal, format_percent, printable_lines
 
 if TYPE_CHECKING:
     from doubly.evaluation.comparison import Difference
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a text as it is, without markup, colors or line breaks of rich."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print a text without markup, colors or line breaks of rich; control characters become question marks."""
+    console.print(printable_lines(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def attack_label(attack: str, result: "EvalResult") -> str:

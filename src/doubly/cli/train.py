@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from doubly.cli.train_options import TrainOptions
 
 HELP = """\
-usage: doubly train RECIPE [OPTIONS]
+usage: doubly train RECIPE [--variant literal] [OPTIONS]
        doubly train --config FILE [OPTIONS]
        doubly train --resume --output DIR
 
@@ -21,7 +21,9 @@ Every field of a run has a flag. `doubly train RECIPE --help` lists those of a r
 or --method.attack.threat.radius 8/255; `doubly list recipes` lists the recipes.
 --set PATH=KIND replaces a whole part, whose fields then have flags: --set optimizer=optimizer.adamw
 --optimizer.lr.peak 1e-3. PATH=JSON sets its fields as well. `doubly list kinds` lists the kinds.
---config FILE takes a saved config.json in place of a recipe."""
+--config FILE takes a saved config.json in place of a recipe.
+--variant literal takes a recipe of the paper's DONE (done_pgd, done_gd, done_adam, done_fast) with all of the paper's
+literal values at once, where ours differ; the run is named RECIPE_literal."""
 
 
 def train(arguments: list[str], out: Console, err: Console) -> int:

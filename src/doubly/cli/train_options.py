@@ -11,7 +11,7 @@ from doubly.checkpoints.load import load_run
 from doubly.cli.options import parse_options, pop_flag
 from doubly.cli.sources import apply_changes, with_data_root
 from doubly.config import Run
-from doubly.config.serialize import from_json
+from doubly.config.serialize import from_json, trust_code
 from doubly.config.user_code import UserModel
 from doubly.errors import UsageError
 from doubly.recipes import recipe
@@ -21,7 +21,8 @@ from doubly.rundir import read_json
 @dataclass(frozen=True)
 class TrainOptions:
     """Train a run. --set PATH=KIND or PATH=JSON replaces a whole part, as in --set data.augment=augment.pad_crop_flip;
-    `doubly list kinds` lists the kinds."""
+    `doubly list kinds` lists the kinds. --variant literal takes the paper's literal values at once, in recipes of DONE;
+    further flags change single ones."""
 
     run: Annotated[Run, tyro.conf.arg(name="")]
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME-sSEED)")] = None
@@ -46,6 +47,9 @@ class TrainOptions:
     )
     """weights that your own network begins with"""
 
+    trust_code: bool = False
+    """run the code that --config FILE or the run directory names; without it, a file cannot execute anything"""
+
     @property
     def output_dir(self) -> Path:
         """The run directory, also if none was given."""
@@ -60,23 +64,27 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
         SystemExit: After --help, or after a message about a flag.
     """
     words = list(arguments)
-    configs, changes = pop_flag(words, "--config"), pop_flag(words, "--set")
-    run = apply_changes(_first_run(words, configs), changes)
+    configs, changes, variants = (pop_flag(words, flag) for flag in ("--config", "--set", "--variant"))
+    run = apply_changes(_first_run(words, configs, variants), changes)
     options = parse_options(TrainOptions, words, "train RECIPE", TrainOptions(run))
     run = with_data_root(options.run, options.data_root)
     if options.model is not None:
         run = replace(run, model=UserModel(options.model, options.weights))
     elif options.weights is not None:
         raise UsageError("--weights goes with --model package.module:function")
+    elif options.trust_code:
+        run = trust_code(run)
     return replace(options, run=run)
 
 
-def _first_run(words: list[str], configs: list[str]) -> Run:
+def _first_run(words: list[str], configs: list[str], variants: list[str]) -> Run:
     """Return the run before any change, and remove the name of a recipe from the words."""
     if words and not words[0].startswith("-"):
         if configs:
             raise UsageError("give a recipe or --config FILE, not both")
-        return recipe(words.pop(0))
+        return recipe(words.pop(0), variants[-1] if variants else None)
+    if variants:
+        raise UsageError("--variant is of a recipe: name one (`doubly list recipes` shows them), or leave it out")
     if configs:
         run = from_json(read_json(Path(configs[-1])))
         if not isinstance(run, Run):

@@ -1,11 +1,14 @@
 """CFOL, class-focused online learning (Pethick, Chrysos and Cevher 2023): an adversary learns which classes to draw.
 
     p       gamma / C + (1 - gamma) softmax(w), over the C classes with images
-    model   the mean loss at x + delta of classes drawn by p; in reweighting, of images drawn uniformly, times C p_y
+    model   the mean loss at x + delta of classes drawn by p; in reweighting, of images or classes drawn uniformly,
+            times C p_y
     w_c     += eta * sum over the batch's misclassified x + delta of class c of 1 / q_c, once per batch, as released
 
 q_c is the probability with which the class was drawn, so that the sum estimates the class's error: p in sampling, the
-class's share of the images in reweighting. The loader draws a whole epoch by the p at its beginning. Of the three
+class's share of the images in reweighting, or 1 / C with draw classes. Released code draws classes there, and ours
+images by default, as other methods do; it matters only if the classes differ in size: C p_y then weights a class by
+its share of the images too. The loader draws a whole epoch by the p at its beginning. Of the three
 eta in released code (1e-7 in the readme, 1e-5 in the configuration) the default is that of the commands for its
 experiments: in an epoch of 50,000 images w_c grows by a quarter of the class's error. For n images the same pace takes
 eta = 0.25 / n. gamma = 1 is AT on uniformly drawn classes; in reweighting it is AT.
@@ -35,6 +38,8 @@ class CFOL(Method):
     """what is minimized"""
     mode: Literal["sampling", "reweighting"] = "sampling"
     """sampling: the adversary draws the classes of the next epoch; reweighting: it multiplies their losses"""
+    draw: Literal["images", "classes"] = "images"
+    """what reweighting draws uniformly. images: each once per epoch; classes: and then an image of it, as released"""
     gamma: float = 0.5
     """share of p that is uniform; 1 leaves the adversary no choice"""
     eta: float = 5e-6
@@ -42,6 +47,8 @@ class CFOL(Method):
 
     def __post_init__(self) -> None:
         check_plain(self.loss, "CFOL")
+        if self.draw == "classes" and self.mode == "sampling":
+            raise UsageError("draw classes is for mode reweighting: in sampling the adversary draws them, leave it out")
         if not 0 < self.gamma <= 1:
             raise UsageError(
                 f"gamma must lie in (0, 1], got {self.gamma:g}: without a uniform share a class can be lost for good"
@@ -56,7 +63,14 @@ class CFOL(Method):
         return {"scores": scores, "counts": counts.clone(), "drawn": drawn, "epoch": epoch}
 
     def sampling(self, state: State) -> Tensor | None:
-        return self.probabilities(state["scores"], state["counts"]) if self.mode == "sampling" else None
+        if self.mode == "sampling":
+            return self.probabilities(state["scores"], state["counts"])
+        return self._uniform(state["counts"]) if self.draw == "classes" else None
+
+    @staticmethod
+    def _uniform(counts: Tensor) -> Tensor:
+        present = (counts > 0).double()
+        return present / present.sum()
 
     def probabilities(self, scores: Tensor, counts: Tensor) -> Tensor:
         """Return p, (classes,); 0 for classes without images."""
@@ -101,8 +115,10 @@ class CFOL(Method):
 
     def _drawn_by(self, state: State, step: TrainStep) -> Tensor:
         """Return q, the probability with which each class was drawn."""
+        if self.mode == "sampling":
+            return self._epoch_probabilities(state, step)
         counts = state["counts"].double()
-        return self._epoch_probabilities(state, step) if self.mode == "sampling" else counts / counts.sum()
+        return self._uniform(counts) if self.draw == "classes" else counts / counts.sum()
 
     @staticmethod
     def _class_errors(logits: Tensor, y: Tensor, drawn_by: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def write_run_dir(
     label = LABEL.format(run.label or method_label(run.name))
     repaired = replace(run, label=label, ema_decay=None, model=model if result.layer else WithOffsets(model))
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: value for name, value in info.items() if name not in ("schema", "checksums")}
+    kept = {name: value for name, value in info.items() if name not in ("schema", "checksums", "config_sha256")}
     checkpoint = Checkpoint({"model": dict(result.model.state_dict())}, {**kept, "repaired": True})
     save_checkpoint(RunDir(folder).checkpoints, "last", checkpoint)
     for file in (RunDir(source).environment, RunDir(source).metrics):

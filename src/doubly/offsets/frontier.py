@@ -25,6 +25,7 @@ from doubly.evaluation.metrics import Bools, Ints
 from doubly.evaluation.network import model_sha256
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.task import select_images
+from doubly.models import Model
 from doubly.models.shifted import ShiftedLogits
 from doubly.offsets.api import fit_network, run_images, with_root
 from doubly.offsets.config import FrontierConfig, RepairConfig
@@ -55,6 +56,7 @@ def frontier_run(
     path: Path,
     *,
     checkpoint: str = "last",
+    architecture: Model | None = None,
     device: str = "auto",
     threat: Threat | None = None,
     root: str | None = None,
@@ -69,6 +71,7 @@ def frontier_run(
     Args:
         path: The run directory.
         checkpoint: Name of the checkpoint: last or best.
+        architecture: What builds the network, if not the run's own configuration.
         device: auto, cpu, cuda, …
         threat: Another threat than that of the run's validation.
         root: Folder with the dataset's files, if not the one used in training.
@@ -85,7 +88,7 @@ def frontier_run(
     """
     config, repair, callback = config or FrontierConfig(), repair or RepairConfig(), CallbackList(callbacks)
     run = with_root(load_run(path), root)
-    model = load_model_and_info(path, checkpoint, None)[0].to(select_device(device, SINGLE_PROCESS))
+    model = load_model_and_info(path, checkpoint, architecture)[0].to(select_device(device, SINGLE_PROCESS))
     pgd = run.validation.attack if threat is None else reference_pgd(threat)
     attacks = select_attacks(config.attack, pgd, config.eval_seed)
     if attacks.ensemble is not None:
