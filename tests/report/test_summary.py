@@ -20,7 +20,11 @@ def test_the_sentence_claims_what_the_numbers_show(make_run):
             "DONE-PGD",
             "41 %, up from 29 % with AT (one seed of DONE-PGD and AT)",
         ),
-        ({"at": [0.28, 0.3], "done_pgd": [0.4, 0.42]}, "DONE-PGD", "41 %, up from 29 % with AT"),
+        (
+            {"at": [0.28, 0.3], "done_pgd": [0.4, 0.42]},
+            "DONE-PGD",
+            "41 %, up from 29 % with AT (judged over seeds, on 400 images)",
+        ),
         ({"at": [0.41], "done_pgd": [0.29]}, "DONE-PGD", "29 %, less than the 41 % with AT"),
         ({"at": [0.3], "mail": [0.301]}, "MAIL", "30 %, not clearly different from the 30 % with AT"),
         ({"at": [0.2, 0.4], "mail": [0.25, 0.45]}, "MAIL", "35 %, not clearly different from the 30 % with AT"),

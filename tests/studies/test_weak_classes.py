@@ -114,7 +114,7 @@ def test_a_paired_difference_is_the_mean_over_seeds():
     "arguments, message",
     [
         (["reproduce", "weak_classes", "--methods", "att"], "no method 'att'"),
-        (["reproduce", "weak_classes", "--seeds", "4"], "has 3 seeds"),
+        (["reproduce", "weak_classes", "--seeds", "4"], "has 3 seeds and 1 to 3 trials, got 4 and 3"),
         (["reproduce", "ablation", "--methods", "at"], "--methods is for tables"),
         (["reproduce", "weak_classes", "--scale", "paper"], "--scale is for tables"),
     ],

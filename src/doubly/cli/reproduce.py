@@ -118,17 +118,24 @@ def _refuse(options: ReproduceOptions, names: tuple[str, ...]) -> None:
 
 def _class_study(options: ReproduceOptions, jobs: int, out: Console) -> int:
     """Run or list the study of weak classes or its ablation."""
-    takes = ("data_root", *(("methods",) if options.study == "weak_classes" else ()))
+    takes = ("data_root", *(("methods", "search") if options.study == "weak_classes" else ()))
     _refuse(options, (*(name for name in PLAN_FLAGS if name not in takes), "tensorboard"))
-    from doubly.studies.weak_classes.plan import METHODS, StudyPlan
+    from doubly.studies.weak_classes.plan import METHODS, TRIALS, StudyPlan
     from doubly.studies.weak_classes.plan import SEEDS as STUDY_SEEDS
     from doubly.studies.weak_classes.study import WeakClassesStudy, run_ablation
 
-    if options.seed_count > len(STUDY_SEEDS):
-        raise UsageError(f"{options.study} has {len(STUDY_SEEDS)} seeds, got {options.seed_count}: lower --seeds")
+    count = len(TRIALS[METHODS[0]]) if options.search is None else options.search
+    if options.seed_count > len(STUDY_SEEDS) or not 1 <= count <= len(TRIALS[METHODS[0]]):
+        raise UsageError(
+            f"{options.study} has {len(STUDY_SEEDS)} seeds and 1 to {len(TRIALS[METHODS[0]])} trials, got "
+            f"{options.seed_count} and {count}: lower --seeds or --search"
+        )
     output = options.output or Path("runs") / "weak_classes"
     root = None if options.data_root is None else str(Path(options.data_root).resolve())
-    plan = StudyPlan(output, root, methods=options.methods or METHODS, seeds=STUDY_SEEDS[: options.seed_count])
+    trials = {method: settings[:count] for method, settings in TRIALS.items()}
+    plan = StudyPlan(
+        output, root, methods=options.methods or METHODS, trials=trials, seeds=STUDY_SEEDS[: options.seed_count]
+    )
     study, is_ablation = WeakClassesStudy(plan, jobs), options.study == "ablation"
     if options.dry_run:
         variants = [job.output for job in plan.ablation_jobs().values()]

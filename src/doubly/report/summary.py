@@ -27,8 +27,8 @@ def summary_sentence(comparison: Comparison) -> str:
     baseline_tail, more = tails[BASELINE], _under_autoattack(comparison, best) + _doubt(doubtful)
     if _clearly_above(best_tail, baseline_tail):
         single = [label for label in (best, BASELINE) if len(comparison.methods[label]) == 1]
-        caution = f" (one seed of {' and '.join(single)})" if single else ""
-        rise = f"up from {_percent(baseline_tail[0])} with {BASELINE}{caution}"
+        caution = f"one seed of {' and '.join(single)}" if single else f"judged over seeds, on {comparison.n} images"
+        rise = f"up from {_percent(baseline_tail[0])} with {BASELINE} ({caution})"
         return f"With {best}, {weakest} is {_percent(best_tail[0])}, {rise}.{more}"
     verdict = "less than" if _clearly_above(baseline_tail, best_tail) else "not clearly different from"
     baseline = f"the {_percent(baseline_tail[0])} with {BASELINE}"

@@ -50,7 +50,8 @@ def study_page(results: Mapping[str, Any]) -> str:
                 [(method_label(p["method"]), str(p["seed"]), *_path_cells(p)) for p in results["paths"]],
             ),
         ]
-    parts += ["\n### What the trials chose\n", _trials(results["trials"])]
+    if results["trials"]:
+        parts += ["\n### What the trials chose\n", _trials(results["trials"])]
     return "\n".join(parts) + "\n"
 
 

@@ -126,8 +126,10 @@ class StudyPlan:
         return jobs
 
     def trial_jobs(self, method: str) -> list[MeasuredJob]:
-        """Return the trials of a method, with half the epochs, judged on part B."""
+        """Return the trials of a method, with half the epochs, judged on part B; none if there is nothing to choose."""
         folder = self.output / "trials"
+        if len(self.trials[method]) == 1:
+            return []
         return [
             MeasuredJob(
                 self.run(method, changes, TRIAL_SEED, 0.5), folder / f"{method}-{number}", measures=(self.on_b,)

@@ -48,7 +48,7 @@ class WeakClassesStudy:
         console.print("1. the trials of each method, judged on part B", highlight=False)
         _run(self._trials(), self.processes, console)
         console.print(f"2. the winners, {len(self.plan.seeds)} seeds", highlight=False)
-        winners = {method: self._winner(method).trial for method in self.plan.methods}
+        winners = {method: self._winner(method) for method in self.plan.methods}
         _run(self._finals(winners), self.processes, console)
         return self.write()
 
@@ -66,17 +66,18 @@ class WeakClassesStudy:
         """Return the results so far: the trials, a row per method whose networks are measured, and differences."""
         plan = self.plan
         searched = {m: self._winner(m) for m in plan.methods if all(job.is_done for job in plan.trial_jobs(m))}
-        finals = {m: [job for job in plan.final_jobs(m, best.trial) if job.is_done] for m, best in searched.items()}
+        finals = {m: [job for job in plan.final_jobs(m, best) if job.is_done] for m, best in searched.items()}
         done = {method: jobs for method, jobs in finals.items() if jobs}
         rows = [self._row(method, jobs, searched[method]) for method, jobs in done.items()]
         trials = [
             {
                 "method": method,
                 "settings": list(plan.trials[method]),
-                "winner": best.trial,
+                "winner": best,
                 "candidates": [candidate._asdict() for candidate in self._candidates(method)],
             }
             for method, best in searched.items()
+            if len(plan.trials[method]) > 1
         ]
         measures = (plan.on_b, plan.on_test, plan.path_on_test)
         return {
@@ -100,17 +101,18 @@ class WeakClassesStudy:
         measured = {trial: job.read(self.plan.on_b) for trial, job in enumerate(self.plan.trial_jobs(method))}
         return candidates({trial: [one] for trial, one in measured.items() if one is not None})
 
-    def _winner(self, method: str) -> Candidate:
-        return choose(self._candidates(method))
+    def _winner(self, method: str) -> int:
+        """Return the number of the trial that was chosen; the only setting needs none."""
+        return choose(self._candidates(method)).trial if len(self.plan.trials[method]) > 1 else 0
 
-    def _row(self, method: str, jobs: Sequence[MeasuredJob], winner: Candidate) -> dict[str, Any]:
+    def _row(self, method: str, jobs: Sequence[MeasuredJob], winner: int) -> dict[str, Any]:
         """Return what the tables show of a method: both forms on the test images, and the one chosen on part B."""
         parts = read_all(jobs, self.plan.on_test)
         return {
             "method": method,
             "seeds": [job.run.seed for job in jobs],
-            "settings": dict(self.plan.trials[method][winner.trial]),
-            "scale": choose(candidates({winner.trial: read_all(jobs, self.plan.on_b)})).scale,
+            "settings": dict(self.plan.trials[method][winner]),
+            "scale": choose(candidates({winner: read_all(jobs, self.plan.on_b)})).scale,
             "as_trained": {key: mean_and_sd(parts, 0.0, key) for key in SHOWN},
             "repaired": {key: mean_and_sd(parts, 1.0, key) for key in SHOWN},
         }
