@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(reproduce, monkeypatch):
 
 def test_a_study_on_digits_lists_its_runs_or_runs_with_its_callbacks(reproduce, monkeypatch):
     code, out, _ = reproduce("demo", "--output", "there", "--dry-run")
-    assert code == 0 and len(set(out.splitlines())) == out.count("\n") == 4 * 3 and out.startswith("there/")
+    assert code == 0 and len(set(out.splitlines())) == out.count("\n") == 4 * 5 and out.startswith("there/")
     calls = []
     monkeypatch.setattr(
         "doubly.studies.digits.run_digits_study", lambda *arguments: calls.append(arguments) or "page.md"

@@ -35,8 +35,9 @@ def test_a_repaired_run_is_evaluated_compared_and_reported(cli, trained, tmp_pat
     x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     before, after = (load_model(path).eval() for path in (trained, repaired))
     assert torch.allclose(after(x), before(x) + offsets, atol=1e-4) and abs(offsets.sum()) < 1e-4
-    for path in (trained, repaired):
-        assert cli("evaluate", path, "--no-trust", "--device", "cpu")[0] == 0
+    for path, is_advised in ((trained, True), (repaired, False)):
+        code, out, _ = cli("evaluate", path, "--no-trust", "--device", "cpu")
+        assert code == 0 and (f"the first thing to try is `doubly repair {path}`" in out) == is_advised
     tails = [EvalResult.load(path).tail("margin")[0] for path in (trained, repaired)]
     assert tails[1] > tails[0] + 0.1, tails
     assert cli("compare", repaired, trained, "--resamples", 20)[0] == 0

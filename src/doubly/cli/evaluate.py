@@ -12,6 +12,8 @@ from doubly.cli.options import NetworkOptions, parse_options, pop_flag
 from doubly.cli.tables import print_evaluation, print_line
 from doubly.errors import UsageError
 from doubly.evaluation.config import EvalConfig
+from doubly.metric_names import has_weak_classes, repair_advice
+from doubly.rundir import RunDir
 
 if TYPE_CHECKING:
     from doubly.evaluation.result import EvalResult
@@ -76,7 +78,16 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
         return 0
     print_evaluation(result, str(options.directory or options.model), out)
     print_line(out, f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.npz'}")
+    if options.directory is not None and not RunDir(options.directory).repair.is_file():
+        _advise(result, options.directory, out)
     return 0
+
+
+def _advise(result: "EvalResult", directory: Path, out: Console) -> None:
+    """Print what to try on a network with weak classes, by the last attack that was run."""
+    attack = result.attacks[-1] if result.attacks else None
+    if attack and has_weak_classes(result.accuracy(attack), result.tail(attack)[0]):
+        print_line(out, repair_advice("this network", str(directory)))
 
 
 def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[str]]:

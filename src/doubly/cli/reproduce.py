@@ -15,7 +15,7 @@ from doubly.errors import UsageError
 if TYPE_CHECKING:
     from doubly.studies.planned import PlannedStudy
 
-SEEDS, DEFAULT_JOBS = 3, 2
+SEEDS, DEMO_SEEDS, DEFAULT_JOBS = 3, 5, 2
 DIGITS_STUDIES = ("demo", "digits", "digits_done")
 CLASS_STUDIES = ("weak_classes", "ablation")
 PLAN_FLAGS = (
@@ -31,13 +31,15 @@ class ReproduceOptions:
     table1 … table4, figure1 … figure6: the runs of a table or figure of the paper. cifar10: our small study of
     CIFAR-10. weak_classes: ten methods at equal search, as trained and repaired, under the strong attack, in about 18
     hours of two cores; ablation: the parts of DONE over classes, in two hours. On digits, which need no files: demo: AT
-    and DONE, in minutes; digits: every method, and digits_done: DONE against AT, in about an hour each."""
+    and DONE, and repaired AT, in minutes; digits: every method, and digits_done: DONE against AT, an hour each."""
 
     study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")]
     """name of the study"""
     scale: Annotated[str | None, tyro.conf.arg(metavar="{paper,small}", help_behavior_hint="(default: small)")] = None
     """paper: the paper's settings, for a cluster; small: minutes per run on two cores"""
-    seeds: int = SEEDS
+    seeds: Annotated[
+        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=f"(default: {SEEDS}, of demo {DEMO_SEEDS})")
+    ] = None
     """number of seeds per method"""
     jobs: Annotated[
         int | None,
@@ -81,6 +83,11 @@ class ReproduceOptions:
     ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")] = None
     """run on a Ray cluster at host:port; auto: the cluster that runs here; local: start one; needs doubly[ray]"""
 
+    @property
+    def seed_count(self) -> int:
+        """Number of seeds, also where none is given."""
+        return (DEMO_SEEDS if self.study == "demo" else SEEDS) if self.seeds is None else self.seeds
+
 
 def reproduce(arguments: list[str], out: Console, err: Console) -> int:
     """Run or show a study."""
@@ -92,8 +99,8 @@ def reproduce(arguments: list[str], out: Console, err: Console) -> int:
     if options.study not in studies:
         raise UsageError(f"there is no study '{options.study}'{suggestion(options.study, studies)}")
     jobs = DEFAULT_JOBS if options.jobs is None else options.jobs
-    if jobs < 1 or options.seeds < 1:
-        raise UsageError(f"jobs and seeds are at least 1, got {jobs} and {options.seeds}")
+    if jobs < 1 or options.seed_count < 1:
+        raise UsageError(f"jobs and seeds are at least 1, got {jobs} and {options.seed_count}")
     if options.study in DIGITS_STUDIES:
         return _digits_study(options, jobs, out)
     if options.study in CLASS_STUDIES:
@@ -118,16 +125,16 @@ def _class_study(options: ReproduceOptions, jobs: int, out: Console) -> int:
     from doubly.studies.weak_classes.study import WeakClassesStudy, run_ablation
 
     count = len(TRIALS[METHODS[0]]) if options.search is None else options.search
-    if options.seeds > len(STUDY_SEEDS) or not 1 <= count <= len(TRIALS[METHODS[0]]):
+    if options.seed_count > len(STUDY_SEEDS) or not 1 <= count <= len(TRIALS[METHODS[0]]):
         raise UsageError(
             f"{options.study} has {len(STUDY_SEEDS)} seeds and 1 to {len(TRIALS[METHODS[0]])} trials, got "
-            f"{options.seeds} and {count}: lower --seeds or --search"
+            f"{options.seed_count} and {count}: lower --seeds or --search"
         )
     output = options.output or Path("runs") / "weak_classes"
     root = None if options.data_root is None else str(Path(options.data_root).resolve())
     trials = {method: settings[:count] for method, settings in TRIALS.items()}
     plan = StudyPlan(
-        output, root, methods=options.methods or METHODS, trials=trials, seeds=STUDY_SEEDS[: options.seeds]
+        output, root, methods=options.methods or METHODS, trials=trials, seeds=STUDY_SEEDS[: options.seed_count]
     )
     study, is_ablation = WeakClassesStudy(plan, jobs), options.study == "ablation"
     if options.dry_run:
@@ -143,18 +150,18 @@ def _class_study(options: ReproduceOptions, jobs: int, out: Console) -> int:
 def _digits_study(options: ReproduceOptions, jobs: int, out: Console) -> int:
     """Run or list a study on digits, which has settings of its own."""
     _refuse(options, PLAN_FLAGS)
-    if options.study != "demo" and options.seeds != SEEDS:
+    if options.study != "demo" and options.seed_count != SEEDS:
         raise UsageError(f"{options.study} has a seed per fold: leave --seeds out")
     output = options.output or Path("runs") / options.study
     from doubly.cli.tensorboard import tensorboard_factories
     from doubly.studies.digits import run_digits_study, run_directories
 
     if options.dry_run:
-        for path in run_directories(options.study, output, options.seeds):
+        for path in run_directories(options.study, output, options.seed_count):
             print_line(out, str(path))
         return 0
     callbacks = tensorboard_factories(options.tensorboard)
-    page = run_digits_study(options.study, output, jobs, options.seeds, out, callbacks)
+    page = run_digits_study(options.study, output, jobs, options.seed_count, out, callbacks)
     print_line(out, f"runs: {output}\npage: {page}")
     return 0
 
@@ -228,7 +235,7 @@ def _make_plan(options: ReproduceOptions) -> "PlannedStudy":
     jobs = plan_jobs(
         PLANS[options.study],
         scale,
-        options.seeds,
+        options.seed_count,
         output,
         root=None if options.data_root is None else str(Path(options.data_root).resolve()),
         methods=options.methods,
