@@ -1,12 +1,14 @@
 """The study of weak classes with small runs: selection on part B, resumption, pages, and what it refuses."""
 
 from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from doubly.errors import UsageError
+from doubly.report.weak_classes import ablation_page, study_page
 from doubly.rundir import read_json
 from doubly.studies.weak_classes.measured_job import Measure, Measured
 from doubly.studies.weak_classes.plan import METHODS, TRIALS, VARIANTS, StudyPlan
@@ -22,6 +24,7 @@ TINY = {
     "validation.size": 20,
 }
 BOTH = (0.0, 1.0)
+ROOT = Path(__file__).parents[2]
 
 
 def small_plan(folder, **settings):
@@ -122,6 +125,13 @@ def test_a_paired_difference_is_the_mean_over_seeds():
 def test_refusals(cli, arguments, message):
     result = cli(*arguments)
     assert result.code == 2 and message in result.err
+
+
+def test_the_page_shows_the_stored_results():
+    page = (ROOT / "docs" / "weak-classes.md").read_text(encoding="utf-8")
+    for name, render in (("ablation", ablation_page), ("study", study_page)):
+        shown = page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
+        assert shown == render(read_json(ROOT / "results" / "weak-classes" / f"{name}.json"))
 
 
 def test_nothing_done_is_said(tmp_path):
