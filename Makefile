@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test test-all check docs format clean
 
-demo: $(READY)  ## train AT and DONE on digits, evaluate, print the table, write the page
+demo: $(READY)  ## train AT and DONE on digits, repair AT, print the table, write the page
 	$(BIN)/doubly reproduce demo --output runs/demo
 
 test: $(READY)  ## the tests, about four minutes on two idle cores

@@ -45,6 +45,8 @@ CHEAP = {
     "frontier": "--images 20 --scales 0 1 --repair.rounds 1 --device cpu",
     "reproduce": "--jobs 1",
     "reproduce cifar10": "--dry-run --methods at",
+    "reproduce weak_classes": "--dry-run",
+    "reproduce ablation": "--dry-run",
     "reproduce table1": "--dry-run --methods at --seeds 1",
     "reproduce table1 --scale paper": "--methods at --seeds 1",
     "search": "--trials 1 --splits 1 --jobs 1 --space space.json",

@@ -14,6 +14,7 @@ from doubly.text import (
     format_value,
     method_label,
     printable,
+    printable_lines,
     shorten,
 )
 
@@ -49,6 +50,8 @@ def test_text_from_data_is_escaped_for_each_output_format():
         (escape_markdown("a|b\n<i> *x* _y_ `z` [u] \\"), r"a\|b \<i\> \*x\* \_y\_ \`z\` \[u\] " + "\\\\"),
         (escape_latex("5 % & $x_1 ~^\\{}\n±ε"), r"5 \% \& \$x\_1 \textasciitilde{}\textasciicircum{}\textbackslash{}"
          r"\{\} $\pm$$\varepsilon$"),
+        (escape_latex("[b]"), "{[}b{]}"),
+        (printable_lines("one\x1b[2J\ntwo\r"), "one?[2J\ntwo?"),
         (escape_csv("=1+1"), "'=1+1"),
         (escape_csv("cat = 1"), "cat = 1"),
         (escape_html("<b a=\"1\" c='2'>&"), "&lt;b a=&#34;1&#34; c=&#39;2&#39;&gt;&amp;"),

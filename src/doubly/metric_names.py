@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_NUMBER = 1e300  # files may come from anywhere; larger values, infinity and NaN count as missing
+WEAK_SHARE = 2 / 3  # of the average under attack: a tail below it is called weak
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,14 @@ METRICS: dict[str, Metric] = {
         Metric("lr", "learning rate", "step size of the optimizer", ".2g", None, False),
         Metric("r", "r", "temperature of the weights in DONE", ".3g", None, False),
         Metric("weight_ess", "effective sample size", "as a share of the batch", ".2f", None, False),
+        Metric(
+            "weight_limited",
+            "steps with limited weights",
+            "share of the steps in which the limit of the mean weight acted",
+            ".0%",
+            None,
+            False,
+        ),
         Metric("seconds", "seconds per epoch", "training time of an epoch", ".1f", None, False),
     )
 }
@@ -112,3 +121,21 @@ def worst_class_metric(metric: Metric) -> Metric:
     key = "worst_class" if metric.key == "ra_pgd" else f"worst_class_{metric.key}"
     explanation = f"{metric.label} of the weakest class"
     return METRICS.get(key) or Metric(key, f"worst class, {metric.label}", explanation, field=metric.key)
+
+
+def has_weak_classes(average: float, tail: float) -> bool:
+    """Return whether the weakest classes under attack are so far below the average that repair is worth a try."""
+    return tail < WEAK_SHARE * average
+
+
+def repair_advice(network: str, directory: str) -> str:
+    """Return what to try on a network with weak classes.
+
+    Args:
+        network: Its name in the sentence.
+        directory: Its run directory.
+    """
+    return (
+        f"The weakest classes of {network} are far below its average under attack: the first thing to try is "
+        f"`doubly repair {directory}`, which needs no training."
+    )

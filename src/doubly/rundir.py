@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run directory. `train` writes the first four entries, `evaluate` the next three, `frontier` the last."""
+    """A run directory. `train` writes the first four entries, `evaluate` three, `frontier` two, `repair` the last."""
 
     path: Path
 
@@ -55,6 +55,14 @@ class RunDir:
     @property
     def frontier(self) -> Path:
         return self.path / "frontier.json"
+
+    @property
+    def validation_frontier(self) -> Path:  # a file of its own: reports show test images
+        return self.path / "frontier-validation.json"
+
+    @property
+    def repair(self) -> Path:
+        return self.path / "repair.json"
 
 
 def is_run(path: Path) -> bool:

@@ -20,6 +20,8 @@ LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "[": "{[}",  # after a row it would begin an optional argument
+    "]": "{]}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "±": r"$\pm$",
@@ -91,6 +93,11 @@ def dead_classes_sentence(names: Sequence[str], classes: int) -> str:
 def printable(value: object) -> str:
     """Replace what a terminal would obey, or cannot write, by question marks: names come from data."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(value))
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines with each line `printable`; names and messages in it come from outside."""
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def shorten(text: str, max_length: int = 24) -> str:

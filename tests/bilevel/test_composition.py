@@ -161,6 +161,8 @@ def test_the_mean_weight_limit_moves_the_mean_and_keeps_the_ratios():
         literal, weights = weights_of(plain, losses, state), weights_of(limited, losses, state)
         assert weights.mean().item() == pytest.approx(expected or literal.mean().item(), rel=1e-6)
         assert torch.allclose(weights / weights.sum(), literal / literal.sum())
+        assert limited.update(losses, losses, state)[1]["limited"] == (expected == 0.1)
+        assert "limited" not in state  # without a limit there is nothing to count
     _, state = LogMeanExp(1.0, 0.1).update(losses - 50, losses - 50, {})
     upper = weights_of(LogMeanExp(1.0, 0.1, mean_weight_limit=2.0), losses, state)
     assert upper.mean().item() == pytest.approx(2.0)

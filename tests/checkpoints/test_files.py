@@ -11,7 +11,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from doubly.checkpoints.files import SCHEMA, Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from doubly.checkpoints.files import (
+    SCHEMA,
+    SEAL,
+    Checkpoint,
+    find_checkpoint,
+    load_checkpoint,
+    load_checkpoint_or_previous,
+    save_checkpoint,
+    seal_checkpoint,
+)
 from doubly.errors import UsageError
 from doubly.rundir import read_json, sha256, write_json
 
@@ -196,6 +205,33 @@ def test_damage_is_noticed_and_named(tmp_path):
             assert str(folder / "last") in str(error.value) and "\n" not in str(error.value)
 
 
+def test_any_changed_byte_of_the_small_files_is_noticed(tmp_path):
+    write(tmp_path, 1)
+    path = tmp_path / "last"
+    for name in ("state.json", SEAL):
+        file = path / name
+        data = file.read_bytes()
+        for position in range(len(data)):
+            file.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+            with pytest.raises(UsageError):
+                load_checkpoint(path)
+        file.write_bytes(data)
+    load_checkpoint(path)
+
+
+def test_the_checkpoint_before_a_damaged_one_is_taken_where_it_stands(tmp_path):
+    write(tmp_path, 1)
+    assert load_checkpoint_or_previous(tmp_path, "best") is None
+    shutil.copytree(tmp_path / "last", tmp_path / ".last.previous")
+    before = load_checkpoint(tmp_path / ".last.previous").info
+    (tmp_path / "last" / "state.json").write_text("{}")
+    path, checkpoint, damage = load_checkpoint_or_previous(tmp_path, "last")
+    assert path.name == ".last.previous" and checkpoint.info == before and "checksums" in damage
+    shutil.rmtree(path)
+    with pytest.raises(UsageError, match="checksums"):
+        load_checkpoint_or_previous(tmp_path, "last")
+
+
 def test_files_of_others_are_refused(tmp_path):
     write(tmp_path, 1)
     path = tmp_path / "last"
@@ -211,5 +247,6 @@ def test_files_of_others_are_refused(tmp_path):
         ({**info, "checksums": {"../secret.safetensors": sha256(secret)}}, "damaged"),  # outside of the directory
     ]:
         write_json(state, content)
+        seal_checkpoint(path)
         with pytest.raises(UsageError, match=message):
             load_checkpoint(path)

@@ -10,6 +10,7 @@ import torch
 from doubly.checkpoints import load as loading
 from doubly.checkpoints import load_model, load_run
 from doubly.checkpoints.export import export_run
+from doubly.checkpoints.files import seal_checkpoint
 from doubly.checkpoints.load import config_difference, load_model_and_info, load_trained_weights
 from doubly.config.serialize import to_json
 from doubly.config.user_code import UserModel
@@ -68,6 +69,7 @@ def test_what_cannot_be_loaded_is_refused(trained, tmp_path):
         load_model(path, architecture=NarrowResNet(2, 1))
     state = path / "checkpoints" / "best" / "state.json"
     write_json(state, {key: value for key, value in read_json(state).items() if key != "classes"})
+    seal_checkpoint(state.parent)
     with pytest.raises(UsageError, match=r"state\.json lacks the channels or the classes"):
         load_model(path, "best")
     write_json(tmp_path / "config.json", to_json(SmallCNN()))

@@ -1,5 +1,6 @@
 """doubly reproduce: a plan run here, shown, or handed to a scheduler."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -98,6 +99,36 @@ def test_a_dry_run_shows_runs_states_and_times(reproduce):
     assert err.count("\n") == 1 and not Path("runs").exists()
 
 
+def test_a_search_chooses_the_settings_of_the_runs_on_a_holdout_of_ten_percent(reproduce, inline, no_pictures):
+    words = ["tiny", "--seeds", 2, "--no-autoattack", "--output", "out", "--methods", "at", "--search", 2]
+    plan = reproduce(*words, "--dry-run").out
+    assert plan.count("to do") == 4 + 4 + 1 and "search/digits.at/trial-01-split-0" in plan and "digits.at-s1" in plan
+    assert not Path("out").exists()
+    code, out, err = reproduce(*words, "--jobs", 1)
+    assert code == 0 and "1. search: 2 trials for each of 2 recipes" in out, err
+    winners = read_json(Path("out/winners.json"))
+    for name in ("digits.at", "digits.imbalanced.at"):
+        search = read_json(Path("out/search", name, "search.json"))
+        best = max(search["trials"], key=lambda trial: trial["score"])
+        assert search["holdout"] == 0.1 and len(search["trials"]) == 2
+        assert winners[name] == search["winner"] == best["changes"]
+        assert set(best["changes"]) == {"optimizer.lr.peak", "optimizer.weight_decay"}
+        for seed in (0, 1):
+            config = read_json(Path(f"out/{name}-s{seed}/config.json"))
+            assert config["optimizer"]["lr"]["peak"] == best["changes"]["optimizer.lr.peak"]
+            assert config["optimizer"]["weight_decay"] == best["changes"]["optimizer.weight_decay"]
+            assert config["data"]["holdout"] == 0 and config["seed"] == seed
+    assert "all 8 runs are done" in reproduce(*words, "--dry-run").out
+    for wrong, message in [
+        (["tiny", "--search", 0], "--search takes 1 to 9 trials"),
+        (["tiny", "--search", 10], "grid of digits.* has points; got 10"),
+        (["tiny", "--search", 2, "--commands"], "use it here or with --ray"),
+        (["digits", "--search", 2], "--search is for tables and figures"),
+    ]:
+        code, _, err = reproduce(*wrong)
+        assert code == 2 and re.search(message, err), (wrong, err)
+
+
 def test_the_verbs_parse_commands_into_the_jobs_of_the_plan(tmp_path):
     folder = tmp_path / "with space; and 'quote'"
     for scale in SCALES.values():
@@ -166,7 +197,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(reproduce, monkeypatch):
 
 def test_a_study_on_digits_lists_its_runs_or_runs_with_its_callbacks(reproduce, monkeypatch):
     code, out, _ = reproduce("demo", "--output", "there", "--dry-run")
-    assert code == 0 and len(set(out.splitlines())) == out.count("\n") == 4 * 3 and out.startswith("there/")
+    assert code == 0 and len(set(out.splitlines())) == out.count("\n") == 4 * 5 and out.startswith("there/")
     calls = []
     monkeypatch.setattr(
         "doubly.studies.digits.run_digits_study", lambda *arguments: calls.append(arguments) or "page.md"

@@ -18,7 +18,7 @@ from doubly.config.serialize import (
     with_change,
     with_changes,
 )
-from doubly.config.user_code import UserModel
+from doubly.config.user_code import UntrustedModel
 from doubly.errors import UsageError
 from doubly.methods import DONE
 from doubly.recipes import RECIPES, recipe
@@ -65,7 +65,7 @@ def test_every_recipe_survives_a_file_and_every_node_has_its_kind_and_all_fields
 def test_every_kind_can_be_named():
     for kind in KINDS:
         if kind not in ("run", "data"):  # these have fields without a default
-            assert type(from_json({"kind": kind})) is KINDS[kind]
+            assert isinstance(from_json({"kind": kind}), KINDS[kind])
     assert isinstance(from_json(to_json(recipe(NAME))), Run)
 
 
@@ -149,7 +149,7 @@ def test_kinds_are_looked_up_in_tables_and_nothing_is_imported(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     run = from_json(changed("model", {"kind": "model.user", "function": "trap:build"}))
-    assert run.model == UserModel("trap:build")
+    assert run.model == UntrustedModel("trap:build")
     assert not (tmp_path / "sprung").exists() and "trap" not in sys.modules
 
 

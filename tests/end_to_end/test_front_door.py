@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -13,10 +12,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from doubly.cli.sources import named_architecture
 from doubly.config import Run
 from doubly.config.serialize import with_changes
-from doubly.config.user_code import UserModel, WithOffsets
 from doubly.errors import UsageError
 from doubly.recipes import recipe
 from doubly.rundir import read_json, write_json
@@ -102,9 +99,9 @@ def test_train_on_photos_of_many_sizes(call, tmp_path):
     assert config["optimizer"]["lr"]["peak"] == 0.05 and config["batch_size"] == 32
     for words, expected_code, message in [
         ("watch photos.cfol", 0, "photos.cfol, seed 0"),  # by the name that train gave it
-        ("evaluate runs/photos.cfol-s0", 2, "which is imported only if you name it: add --model NETS:net"),
-        ("check photos.cfol", 2, "which is imported only if you name it: add --model NETS:net"),
-        ("repair runs/photos.cfol-s0", 2, "which is imported only if you name it: add --model NETS:net"),
+        ("evaluate runs/photos.cfol-s0", 2, "if you trust it, add --model NETS:net or --trust-code"),
+        ("check photos.cfol", 2, "if you trust it, add --model NETS:net or --trust-code"),
+        ("repair runs/photos.cfol-s0", 2, "if you trust it, add --model NETS:net or --trust-code"),
         ("train --config runs/photos.cfol-s0/config.json --seed 1", 2, "add --model NETS:net if you trust it"),
         (
             "evaluate runs/photos.cfol-s0 --model NETS:net --no-trust --epsilon 0.1 --attacks pgd",
@@ -203,13 +200,3 @@ def test_hugging_face_folders(call, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path, loaded=loaded: loaded))
         assert message in call("data inspect saved").err
     assert with_changes(recipe("digits.at"), {"data.source": {"kind": "dataset.huggingface", "path": "saved"}})
-
-
-def test_offsets_around_a_network_of_the_user_stay_around_it():
-    run = recipe("digits.at")
-    for model, expected in [
-        (UserModel("a:b"), UserModel("c:d")),
-        (WithOffsets(UserModel("a:b")), WithOffsets(UserModel("c:d"))),
-    ]:
-        assert named_architecture(replace(run, model=model), "c:d") == expected
-    assert named_architecture(run, None) is None

@@ -8,8 +8,9 @@ from doubly.evaluation.result import EvalResult
 from doubly.rundir import read_json
 
 TRAIN = (
-    "--epochs 12 --model.width 8 --method.attack.steps 2 --data.holdout 0.5 --device cpu --threads 1 "
-    "--validation.every 99 --method.attack.threat.radius 0.05 --validation.attack.threat.radius 0.05 "
+    "--epochs 12 --model.width 8 --method.attack.steps 2 --data.holdout 0.5 --data.driver-share 0.9 "
+    "--device cpu --threads 1 --validation.every 99 --method.attack.threat.radius 0.05 "
+    "--validation.attack.threat.radius 0.05 "
     "--validation.attack.rule.size 0.02"
 )
 SMALL = "--epochs 1 --model.width 4 --method.attack.steps 1 --validation.attack.steps 1 --device cpu"
@@ -34,8 +35,9 @@ def test_a_repaired_run_is_evaluated_compared_and_reported(cli, trained, tmp_pat
     x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     before, after = (load_model(path).eval() for path in (trained, repaired))
     assert torch.allclose(after(x), before(x) + offsets, atol=1e-4) and abs(offsets.sum()) < 1e-4
-    for path in (trained, repaired):
-        assert cli("evaluate", path, "--no-trust", "--device", "cpu")[0] == 0
+    for path, is_advised in ((trained, True), (repaired, False)):
+        code, out, _ = cli("evaluate", path, "--no-trust", "--device", "cpu")
+        assert code == 0 and (f"the first thing to try is `doubly repair {path}`" in out) == is_advised
     tails = [EvalResult.load(path).tail("margin")[0] for path in (trained, repaired)]
     assert tails[1] > tails[0] + 0.1, tails
     assert cli("compare", repaired, trained, "--resamples", 20)[0] == 0
@@ -44,6 +46,13 @@ def test_a_repaired_run_is_evaluated_compared_and_reported(cli, trained, tmp_pat
     assert code == 0 and "tail at an average" in out and (tmp_path / "frontier" / "frontier.svg").is_file(), err
     again = cli("frontier", trained, repaired, *settings)
     assert again.out == out and again.err.count("is reused") == 2
+    shown = (trained / "frontier.json").read_bytes()
+    chosen = ["--split", "validation", "--attack", "strong", "--skip-images", 10]
+    code, out, err = cli("frontier", trained, repaired, *settings, *chosen)
+    assert code == 0 and "accuracy under strong, 60 validation images without the first 10" in " ".join(out.split())
+    protocol = read_json(trained / "frontier-validation.json")["protocol"]
+    assert protocol["attacks"]["strong"]["kind"] == "attack.strong" and protocol["skip_images"] == 10
+    assert (trained / "frontier.json").read_bytes() == shown
     code, out, err = cli("report", "runs", "--output", "report")
     assert code == 0 and "AT repaired" in out, err
     assert "along class offsets" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
@@ -64,6 +73,9 @@ def test_what_the_verbs_refuse(cli, tmp_path):
         (["frontier", "run", "--scales", "1", "2"], "0 among them"),
         (["frontier", "run", "--attack", "autoattack"], "not AutoAttack"),
         (["frontier", "run", "--max-loss", "2"], "max_loss is a share"),
+        (["frontier", "run", "--split", "validation"], "holds no images out"),
+        (["frontier", "run", "--skip-images", "-1"], "skip_images must be at least 0"),
+        (["frontier", "run", "--skip-images", "360"], "so that none are left"),
         (["frontier", "run", "--repair.priority", "2"], "priority lies in [0, 1]"),
     ]:
         code, _, err = cli(*words)

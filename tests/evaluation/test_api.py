@@ -158,6 +158,21 @@ def test_a_part_of_the_images_is_always_the_same_and_in_proportion():
     assert evaluate(Threshold(), data, attacks=[ATTACK], images=1000, **FAST).n == 40
 
 
+def test_images_at_the_beginning_can_be_skipped_and_the_protocol_says_so(tmp_path):
+    data = Images.of(*many_images())
+    all_later, later = (
+        evaluate(Threshold(), data, attacks=[ATTACK], skip_images=30, images=count, **FAST) for count in (None, 4)
+    )
+    assert all_later.ids.tolist() == list(range(30, 40)) and all_later.protocol["skip_images"] == 30
+    assert np.bincount(later.y).tolist() == [2, 2] and later.ids.min() >= 30
+    first = evaluate(Threshold(), data, attacks=[ATTACK], images=4, **FAST)
+    assert "skip_images" not in first.protocol
+    with pytest.raises(UsageError, match="differ"):
+        compare(first, later)
+    with pytest.raises(UsageError, match="leaves out 40 of 40 images"):
+        evaluate(Threshold(), data, attacks=[ATTACK], skip_images=40, **FAST)
+
+
 def test_autoattack_on_a_part_of_the_images_is_compared_on_those(tmp_path):
     result = evaluate(Threshold(), many_images(), BALL, ["pgd", ENSEMBLE], autoattack_images=8, output=tmp_path)
     run = result.predictions["autoattack_in_part"] >= 0

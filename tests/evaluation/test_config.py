@@ -19,6 +19,7 @@ def test_refusals():
         ({"max_examples": 0}, "max_examples must be at least 1"),
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
         ({"autoattack_chunk_size": 0}, "autoattack_chunk_size must be at least 1"),
+        ({"skip_images": -1}, "skip_images must be at least 0"),
         ({"tail_share": 0.0}, "tail_share is a share"),
         ({"tail_share": 30}, "tail_share is a share"),
         ({"weights_r": (1.0, 0.0)}, "weights_r are positive"),

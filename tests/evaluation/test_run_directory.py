@@ -128,6 +128,7 @@ def test_an_evaluation_counts_if_it_has_what_is_asked_for(trained, tmp_path):
         (["pgd"], {"curve_images": 20}),
         (["pgd"], {"images": 40}),
         (["pgd"], {"images": None}),
+        (["pgd"], {"skip_images": 5}),
     ):
         assert not is_evaluated(tmp_path, run, attacks, replace(done, **changes)), changes
     assert not is_evaluated(tmp_path, replace(run, epochs=3), ["pgd"], done)

@@ -1,5 +1,6 @@
 """CFOL: the adversary that learns which classes to draw, by hand."""
 
+import dataclasses
 import math
 
 import pytest
@@ -69,6 +70,10 @@ def test_in_reweighting_a_class_is_drawn_by_its_share_of_the_images():
     result = method.objective(Oracle(), batch, method.init(torch.tensor([5, 3, 2])), TRAIN_STEP)
     assert result.state["scores"].tolist() == pytest.approx([0.1 * 10 / 5, 0, 0.1 * 2 * 10 / 2])
     assert method.sampling(result.state) is None
+    released = dataclasses.replace(method, draw="classes")  # each class as often, whatever its images
+    result = released.objective(Oracle(), batch, released.init(torch.tensor([5, 3, 2])), TRAIN_STEP)
+    assert result.state["scores"].tolist() == pytest.approx([0.1 * 3, 0, 0.1 * 2 * 3])
+    assert released.sampling(released.init(torch.tensor([5, 0, 2]))).tolist() == [0.5, 0, 0.5]
 
 
 def test_an_epoch_raises_each_score_by_eta_n_times_the_error_of_the_class_in_either_mode():
@@ -78,8 +83,8 @@ def test_an_epoch_raises_each_score_by_eta_n_times_the_error_of_the_class_in_eit
     rank = torch.cat([torch.arange(n) / n for n in (3000, 2000, 1000)])
     predictions = torch.where(rank < errors[y], (y + 1) % 3, y)
     images = Images.of((predictions / 10).view(-1, 1, 1, 1), y)
-    for mode in ("sampling", "reweighting"):
-        method = CFOL(NO_ATTACK, mode=mode, eta=0.25 / 6000)
+    for mode, draw in (("sampling", "images"), ("reweighting", "images"), ("reweighting", "classes")):
+        method = CFOL(NO_ATTACK, mode=mode, draw=draw, eta=0.25 / 6000)
         state = method.init(images.counts())
         state["scores"] = torch.tensor([2.0, 0.0, 0.0]).double()
         for epoch in (1, 2):
@@ -129,6 +134,7 @@ def test_refusals():
     with pytest.raises(UsageError, match=r"init\(images\.counts\(\)\)"):
         CFOL().init()
     for settings, message in [
+        ({"draw": "classes"}, "is for mode reweighting"),
         ({"gamma": 0.0}, r"\(0, 1\]"),
         ({"gamma": 1.5}, r"\(0, 1\]"),
         ({"eta": -1.0}, "eta"),

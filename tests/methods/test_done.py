@@ -27,6 +27,7 @@ from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, LogitMargin, MartLoss, TradesLoss
 from doubly.methods import AT, DONE
 from doubly.models import SmallCNN
+from doubly.recipes import recipe
 from doubly.schedules import Constant, Piecewise
 from doubly.threat import L2Ball, LinfBall
 from doubly.types import Batch, TrainStep
@@ -90,7 +91,12 @@ def test_u_starts_anew_when_the_temperature_changes():
         assert result.state["r"].item() == r
         softmax = torch.softmax(result.sample_losses / r, 0) * len(batch.y)
         assert torch.allclose(result.weights, softmax) == (progress != 0.5)  # where u is the average of two batches
+        assert not result.record
         state = result.state
+    limited = DONE(PGD(THREAT, 1), implicit="none", mean_weight_limit=1.001)
+    assert limited.objective(model, batch, {}, START).record == {"weight_limited": 0}
+    after_high_losses = {"nu": torch.tensor(5.0, dtype=torch.float64), "r": torch.tensor(10.0, dtype=torch.float64)}
+    assert limited.objective(model, batch, after_high_losses, START).record == {"weight_limited": 1}
 
 
 def test_the_variants_run_with_every_implicit_term():
@@ -388,6 +394,30 @@ def test_what_first_order_misses_is_kinks_and_rounding_not_the_formula(trained, 
             _, exact, first_order, _ = implicit_terms(model, batch, rule, 0.1, 5.0, torch.float64)
             cosine, length = compare(first_order, exact)
             assert cosine > 0.999 and length == pytest.approx(1, abs=0.01)
+
+
+def test_the_second_step_of_fast_done_acts_where_the_first_one_saturated(trained):
+    model, images = trained
+    batch, attack = rows_of(images, 0, 512), recipe("digits.done_fast").method.attack
+
+    def attacked(steps):
+        delta = dataclasses.replace(attack, steps=steps)(model, batch.x, batch.y, START.generator("attack"))
+        delta.requires_grad_()
+        loss = F.cross_entropy(model(batch.x + delta), batch.y, reduction="none")
+        (slope,) = torch.autograd.grad(loss.sum(), delta)
+        return delta.detach(), loss.detach(), slope
+
+    model.eval()
+    (first, loss, slope), (second, final, _) = attacked(1), attacked(2)
+    box = attack.threat.around(batch.x)
+    inward = ((first == box.upper) & (slope < 0)) | ((first == box.lower) & (slope > 0))
+    assert inward.float().mean() > 0.02 and ((second - first)[inward].abs() > 0).float().mean() > 0.99
+    moved = (second - first)[inward] / 0.15  # a barrier step leaves them at the face: 0.002 of the radius
+    assert moved.abs().mean() > 0.1 and (moved * slope[inward] > 0).all()
+    assert final.mean() > loss.mean() and (final > loss).float().mean() > 0.9
+    rule = dataclasses.replace(attack.rule, then=BarrierStep(4.0))
+    barrier = dataclasses.replace(attack, rule=rule)(model, batch.x, batch.y, START.generator("attack"))
+    assert final.mean() > F.cross_entropy(model(batch.x + barrier), batch.y)
 
 
 def test_refusals():

@@ -12,7 +12,7 @@ from doubly.attacks import PGD
 from doubly.bilevel import GradientStep, SignStep
 from doubly.errors import UsageError
 from doubly.losses import TradesLoss, probability_margin
-from doubly.methods import AT, DONE, DONEClass
+from doubly.methods import AT, ATBSL, DONE, DONEClass
 from doubly.schedules import Constant, Piecewise
 from doubly.threat import L2Ball, LinfBall
 from doubly.types import Batch, TrainStep
@@ -73,6 +73,38 @@ def test_the_best_response_by_hand():
     assert late.class_probabilities(first.state, 0.6).tolist() == pytest.approx(p)
 
 
+def test_sampling_draws_by_the_best_response_and_weighs_all_classes_alike():
+    weights = DONEClass(NO_ATTACK, rate=0.1, class_temperature=Piecewise((1e9, 0.5), (0.5,)))
+    method = replace(weights, action="sampling")
+    batch, state = predicted([1, 0, 1, 0, 1], [0, 0, 1, 2, 2]), method.init(COUNTS)
+    result = method.objective(Oracle(), batch, state, STEP)
+    assert torch.equal(result.weights, torch.ones(5)) and weights.sampling(result.state) is None
+    assert torch.allclose(method.sampling(state, 0.6), torch.ones(3).double() / 3)  # nothing is known yet
+    assert torch.allclose(method.sampling(result.state, 0.2), torch.ones(3).double() / 3)  # R is infinite
+    assert torch.equal(method.sampling(result.state, 0.6), weights.class_probabilities(result.state, 0.6))
+    assert_equal_steps(replace(method, attack=ATTACK), AT(ATTACK))
+
+
+def test_offsets_lead_where_the_weights_lead():
+    """Logits that are free at one x: the expected loss over the data is least at softmax(z) = p, with either action."""
+    weights = DONEClass(NO_ATTACK, rate=0.1, class_cap=None)
+    offsets = replace(weights, action="offsets")
+    batch = predicted([1, 0, 1, 0, 1], [0, 0, 1, 2, 2])
+    state = weights.objective(Oracle(), batch, weights.init(COUNTS), STEP).state
+    p, shares = weights.class_probabilities(state, 0.2), COUNTS.double() / 16
+    z = p.log().requires_grad_()
+    b = offsets.logit_shift(state, 0.2)
+    weighted = (p / shares * shares * -z.log_softmax(0)).sum()
+    shifted = (shares * -(z + b).log_softmax(0)).sum()
+    for loss in (weighted, shifted):
+        assert torch.autograd.grad(loss, z)[0].abs().max() < 1e-12
+    assert b.tolist() == pytest.approx((shares / p).log().tolist())
+    data = replace(offsets, prior="data")
+    assert torch.allclose(data.logit_shift(state, 0.2), -(data.class_probabilities(state, 0.2) / shares).log())
+    losses = offsets.objective(Oracle(), batch, state, STEP).sample_losses
+    assert torch.allclose(losses, F.cross_entropy(Oracle()(batch.x) + b.float(), batch.y, reduction="none"))
+
+
 def test_margins_and_priors_of_your_own():
     method, model = DONEClass(ATTACK, score="margin", prior_weights=(1.0, 2.0, 1.0), class_cap=None), network()
     state = method.objective(model, samples(), method.init(COUNTS), STEP).state
@@ -103,6 +135,9 @@ def test_large_temperatures_are_balanced_at_or_at():
         for classes in ((0, 1, 0, 2, 0, 1, 0, 2), (0, 0, 0, 0, 0, 1, 1, 2)):  # whatever a batch is made of
             assert_equal_steps(method, AT(ATTACK, balance="loss"), classes=classes)
             assert_equal_steps(replace(method, prior="data"), AT(ATTACK), classes=classes)
+    offsets = replace(method, action="offsets")
+    assert_equal_steps(offsets, ATBSL(ATTACK))
+    assert_equal_steps(replace(offsets, prior="data"), AT(ATTACK))
 
 
 def test_one_class_or_equal_temperatures_and_the_prior_of_the_data_are_the_paper_s_done():
@@ -149,6 +184,11 @@ def test_classes_without_images_have_no_weight_and_many_classes_stay_near_the_pr
     method = DONEClass(ATTACK)
     state = method.init(torch.tensor([8, 0, 4]))
     assert method.class_probabilities(state, 0.0).tolist() == pytest.approx([0.5, 0, 0.5])
+    # A class is missing from a batch, or from the data, or there is one class only.
+    for counts, classes in [([8, 4, 4], (0, 1) * 4), ([8, 0, 4], (0, 2) * 4), ([0, 8, 0], (1,) * 8)]:
+        for settings in ({"action": "sampling"}, {"action": "offsets"}, {"mode": "gradient"}, {"driver": "holdout"}):
+            steps = objectives(DONEClass(ATTACK, **settings), counts=torch.tensor(counts), classes=classes)
+            assert all(torch.isfinite(values).all() for step in steps for values in step), (counts, settings)
     method = DONEClass(NO_ATTACK)  # a thousand classes, one image each, half of them misclassified
     state = method.init(torch.ones(1000).long())
     y = torch.arange(1000)
@@ -173,6 +213,10 @@ def test_refusals():
         ({"prior_weights": (0.0, 0.0)}, "not all of them 0"),
         ({"logit_adjustment": 1.0, "loss": TradesLoss()}, "TradesLoss: use CrossEntropy"),
         ({"logit_adjustment": math.nan}, "logit_adjustment is a number"),
+        ({"action": "offsets", "loss": TradesLoss()}, "like action offsets for a loss of the attacked"),
+        ({"action": "offsets", "mode": "gradient"}, "action offsets needs mode best_response"),
+        ({"action": "sampling", "mode": "gradient"}, "action sampling needs mode best_response"),
+        ({"action": "sampling", "logit_adjustment": 1.0}, "logit_adjustment 0, since p takes the place"),
         ({"implicit": "exact", "attack": PGD(L2Ball(), rule=GradientStep())}, "use these, or implicit none"),
     ]:
         with pytest.raises(UsageError, match=message):
@@ -181,5 +225,7 @@ def test_refusals():
         DONEClass().init()
     with pytest.raises(UsageError, match="prior_weights has 2 numbers for 3 classes"):
         DONEClass(prior_weights=(1.0, 2.0)).init(COUNTS)
+    with pytest.raises(UsageError, match="must be above 0 for classes with training images"):
+        DONEClass(prior_weights=(1.0, 0.0, 1.0), action="offsets").init(COUNTS)
     with pytest.raises(UsageError, match="without training images"):
         DONEClass(prior_weights=(1.0, 2.0)).init(torch.tensor([4, 0]))

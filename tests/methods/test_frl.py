@@ -1,6 +1,7 @@
 """FRL: two weighted means, and multipliers that follow the errors of each class."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -167,6 +168,30 @@ def test_the_errors_of_an_epoch_are_counted_and_move_the_multipliers_when_the_ne
     assert state["multipliers"].sum() > 0 and state["tally"][0].tolist() == [3, 3, 3]  # the new epoch's alone
     later = method.objective(model, batch, state, TrainStep(1, 1, seed=4)).state
     assert torch.equal(later["multipliers"], state["multipliers"]) and later["tally"][0].tolist() == [6, 6, 6]
+
+
+def test_remargin_widens_the_radius_of_classes_with_a_large_boundary_error():
+    """Boundary errors 0.1, 0.4, 0.1: mean 0.2, so that the logarithms change by 0.5 * (-0.15, 0.15, -0.15)."""
+    method = FRL(ATTACK, rate=0.0, tolerance=0.05, remargin=0.5)
+    tally, batch = [[10, 10, 20], [5, 1, 0], [1, 4, 2]], samples()
+    state = {**state_with([0.0] * 3, [0.0] * 3, tally), "log_factors": torch.tensor([0.0, 0.1, 0.0]).double()}
+    for epoch, log_factors in ((1, [0.0, 0.1, 0.0]), (2, [math.log(0.98), 0.1 + 0.5 * 0.15, math.log(0.98)])):
+        step = TrainStep(epoch, 0, seed=4)
+        delta = method.perturb(network(), batch, state, step).delta
+        factors = torch.tensor(log_factors).double().exp()
+        expected = ATTACK.with_class_factors(factors).maximize_divergence(
+            network(), batch.x, batch.y, step.generator("attack")
+        )
+        assert torch.allclose(delta, expected) and (delta.abs().amax((1, 2, 3)) <= 0.1 * factors[batch.y] + 1e-9).all()
+        assert (delta[batch.y == 1].abs().max() > 0.1).item()
+        after = method.objective(network(), batch, state, step).state
+        assert after["log_factors"].tolist() == pytest.approx(log_factors, abs=1e-7)
+    state["log_factors"] += 5.0
+    assert method.objective(network(), batch, state, step).state["log_factors"].tolist() == [math.log(3.0)] * 3
+    start = method.objective(network(), batch, {}, step).state
+    assert start["log_factors"].tolist() == [0.0] * 3 and "log_factors" not in FRL(ATTACK).state_at(
+        {}, batch.x[0, 0], 0
+    )
 
 
 def test_batch_norm_remembers_the_attacked_images_alone():

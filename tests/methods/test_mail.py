@@ -119,7 +119,8 @@ def test_the_objective_is_its_formula_with_constant_weights_from_training_mode(f
         for normalize in ("x3", "batch"):
             model, twin = network(), network()
             result = MAIL(ATTACK, form, margin, 3.0, 0.1, normalize, beta=2.0).objective(model, batch, {}, LATE)
-            attacked = twin(batch.x + ATTACK(twin, batch.x, batch.y, LATE.generator("attack")))
+            attack = ATTACK.maximize_divergence if form == "trades" else ATTACK
+            attacked = twin(batch.x + attack(twin, batch.x, batch.y, LATE.generator("attack")))
             clean = by_batch_statistics(twin, batch.x)
             weights = torch.sigmoid(3 * (0.1 - margins_of(attacked, clean, batch.y)[margin])).detach()
             weights = 3 * weights if normalize == "x3" else weights / weights.mean()
@@ -139,13 +140,13 @@ def test_slope_zero_with_a_mean_of_one_and_the_burn_in_are_the_plain_method_exac
     flat = {"slope": 0.0, "normalize": "batch"}
     cases = [
         *((form, {"margin": margin, **flat}, LATE) for form in FORMS for margin in MARGINS),
-        *(("trades", {"margin": margin, "attack_on": "kl", **flat}, LATE) for margin in MARGINS),
+        *(("trades", {"margin": margin, "attack_on": "cross_entropy", **flat}, LATE) for margin in MARGINS),
         *((form, {"margin": "natural"}, EARLY) for form in FORMS),
     ]
     for form, settings, step in cases:
         model, twin = network(), network()
         result = MAIL(ATTACK, form, **settings).objective(model, batch, {}, step)
-        expected = plain(form, attack_on=settings.get("attack_on", "cross_entropy")).objective(twin, batch, {}, step)
+        expected = plain(form, attack_on=settings.get("attack_on", "kl")).objective(twin, batch, {}, step)
         assert torch.equal(result.weights, torch.ones(8).double()), (form, settings)
         assert torch.equal(result.sample_losses, expected.sample_losses)
         for a, b in zip(gradients(result.loss, model), gradients(expected.loss, twin), strict=True):
@@ -177,15 +178,16 @@ def test_the_clean_images_are_passed_only_where_they_are_needed():
         model, modes = network(), []
         model[1].register_forward_hook(lambda module, *_, modes=modes: modes.append(module.training))
         MAIL(ATTACK, form, margin).objective(model, data(), {}, step)
-        assert (modes.count(False), modes.count(True)) == (4, passes)
+        assert (modes.count(False), modes.count(True)) == (4 + (form == "trades"), passes)  # the KL's clean images
 
 
 def test_the_attack_on_the_divergence_is_that_of_trades():
     batch, model = data(), network()
     delta = ATTACK.maximize_divergence(model, batch.x, batch.y, LATE.generator("attack"))
-    result = MAIL(ATTACK, "trades", attack_on="kl").objective(model, batch, {}, LATE)
+    result = MAIL(ATTACK, "trades").objective(model, batch, {}, LATE)
     assert torch.equal(result.logits, network()(batch.x + delta).detach())
-    other = MAIL(ATTACK, "trades").objective(network(), batch, {}, LATE)
+    assert torch.equal(MAIL(ATTACK, "trades", attack_on="kl").objective(network(), batch, {}, LATE).loss, result.loss)
+    other = MAIL(ATTACK, "trades", attack_on="cross_entropy").objective(network(), batch, {}, LATE)
     clean = by_batch_statistics(network(), batch.x)
     expected = CrossEntropy()(clean, batch.y) + 5 * kl_divergence(clean, other.logits)
     assert torch.allclose(other.sample_losses, expected.detach()) and not torch.equal(other.logits, result.logits)
@@ -195,7 +197,8 @@ def test_the_defaults_are_those_of_the_released_code():
     method = MAIL()
     assert (method.form, method.margin, method.slope, method.bias) == ("at", "adversarial", 10.0, -0.5)
     assert (method.normalize, method.burn_in, method.beta) == ("x3", 76 / 120, 5.0)
-    assert method.attack == PGD(start="gaussian") and method.attack_on == "cross_entropy"
+    assert method.attack == PGD(start="gaussian") and method.attack_on == "form"
+    assert [MAIL(form=form).attacks_kl for form in ("at", "trades", "mart")] == [False, True, False]
 
 
 def test_refusals():

@@ -9,7 +9,13 @@ import offset_problems as problems
 from doubly.data import Data, Digits, StepImbalance
 from doubly.errors import UsageError
 from doubly.offsets.config import RepairConfig
-from doubly.offsets.held_out import divide, held_out_images, notes_on_few_images, without_test_images
+from doubly.offsets.held_out import (
+    divide,
+    held_out_images,
+    notes_on_few_images,
+    validation_images,
+    without_test_images,
+)
 
 
 def test_fit_and_judge_are_disjoint_and_have_every_class():
@@ -37,6 +43,20 @@ def test_the_hold_out_of_a_run_or_what_it_leaves_out_is_taken():
         held_out_images(replace(data, train_images=None), trained_here=True)
 
 
+def test_of_a_divided_hold_out_the_part_that_selects_is_left_alone():
+    data = Data(Digits(), StepImbalance(0.2), holdout=0.3)
+    whole = held_out_images(data, trained_here=True)[0]
+    for divided, method_learns, share in ((replace(data, driver_share=0.25), False, 0.25), (data, True, 0.5)):
+        fitted, _, notes = held_out_images(divided, trained_here=True, method_learns=method_learns)
+        selecting = validation_images(divided, method_learns=method_learns)
+        ids, others = set(fitted.ids.tolist()), set(selecting.ids.tolist())
+        assert not ids & others and ids | others == set(whole.ids.tolist())
+        assert len(ids) == len(whole) - round((1 - share) * len(whole)) and "driver's part" in notes[0]
+    for refused, message in ((data, "does not divide"), (replace(data, holdout=0.0), "holds no images out")):
+        with pytest.raises(UsageError, match=message):
+            validation_images(refused, method_learns=False)
+
+
 def test_test_images_are_refused_and_a_few_duplicates_left_out():
     images, test = problems.bright_rows(200), problems.bright_rows(50, seed=1)
     assert without_test_images(images, None) == (images, []) and without_test_images(images, test) == (images, [])
@@ -58,10 +78,15 @@ def test_classes_without_or_with_few_images_are_mentioned():
     assert notes_on_few_images(divide(problems.bright_rows(800), RepairConfig()).fit, torch.zeros(4)) == []
 
 
-def test_one_class_is_refused():
+def test_fewer_than_two_classes_are_refused_also_if_only_one_is_left_to_fit_on():
     images = problems.bright_rows(40)
-    with pytest.raises(UsageError, match="of 1 class"):
-        divide(images.subset(images.y == 0), RepairConfig())
+    for held_out, settings, message in [
+        (images.subset(images.y == 0), {}, "the held-out images are of 1 class"),
+        (images.subset([0, 1]), {}, "1 image of 1 class would be left to fit on, of 2 held out"),
+        (images, {"images": 1}, "1 image of 1 class would be left to fit on, of 40 held out.*raise images"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            divide(held_out, RepairConfig(**settings))
 
 
 REFUSED = [

@@ -1,7 +1,7 @@
 """The recipes on the paper's datasets: its settings, and small ones for two cores."""
 
 from doubly.attacks import PGD
-from doubly.bilevel import AdamStep, BarrierStep, FirstThen, SignStep
+from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, SignStep
 from doubly.data import CIFAR10, GTSRB, STL10, SVHN, PadCropFlip, Unchanged
 from doubly.methods import DONE, METHODS
 from doubly.models import NarrowResNet, ResNet18
@@ -52,7 +52,7 @@ def test_large_recipes_have_the_papers_settings():
         if label not in FAST:
             assert method.attack.steps == 10 and method.attack.rule == rules.get(label, SignStep(step)), name
         if label == "done_fast":
-            assert method.attack.rule == FirstThen(SignStep(1.25 * 8 / 255), BarrierStep(5000 / 255)), name
+            assert method.attack.rule == FirstThen(SignStep(1.25 * 8 / 255), GradientStep(5000 / 255)), name
 
 
 def test_done_has_the_papers_weights_with_a_bound_on_their_mean():

@@ -1,11 +1,13 @@
 """All recipes: names, JSON, and the settings on digits."""
 
+import dataclasses
 import json
+import re
 from collections import defaultdict
 
 import pytest
 
-from doubly.bilevel import AdamStep, BarrierStep, FirstThen, SignStep
+from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, SignStep, WithBarrier
 from doubly.cli import main
 from doubly.config import SGD, Run
 from doubly.config.serialize import from_json, to_json, with_change
@@ -91,7 +93,7 @@ def test_the_fast_done_is_one_sign_step_and_one_gradient_step():
     for name in ("digits.done_fast", "digits.imbalanced.done_fast"):
         attack = recipe(name).method.attack
         assert (attack.start, attack.steps) == ("uniform", 2)
-        assert attack.rule == FirstThen(SignStep(1.25 * 0.15), BarrierStep(4.0))
+        assert attack.rule == FirstThen(SignStep(1.25 * 0.15), GradientStep(4.0))
 
 
 def test_r_is_10_then_1_from_two_thirds_and_01_from_five_sixths():
@@ -121,3 +123,52 @@ def test_the_papers_literal_rules_are_one_flag_away(monkeypatch, tmp_path):
     assert rule == BarrierStep(1.0, preconditioned=False)
     svhn = trained("svhn.done_pgd", "--optimizer.lr.peak", "0.2", "--warm-up", "0")
     assert svhn.optimizer.lr == Cyclic(0.2) and svhn.warm_up == 0
+    assert trained("cifar10.done_pgd", "--method.eta", "1").method.eta == 1
+    for words, expected in [
+        (["--set", "method.attack.rule=step.with_barrier"], SignStep()),
+        (["--set", "method.attack.rule=step.with_barrier", "--set", "method.attack.rule.rule=step.adam"], AdamStep()),
+        (["--set", "method.attack.rule=step.with_barrier", "--method.attack.rule.rule.size", "0.5"], SignStep(0.5)),
+    ]:
+        assert trained("digits.done_pgd", *words).method.attack.rule == WithBarrier(expected)
+
+
+def test_the_literal_variant_has_all_of_the_papers_values_at_once(monkeypatch, tmp_path, capsys):
+    runs = []
+    monkeypatch.setattr("doubly.training.loop.train_run", lambda run, output, **options: runs.append(run))
+    monkeypatch.chdir(tmp_path)
+    step, spanning = 2 / 255, 5000 / 255
+    rules = {
+        "done_pgd": WithBarrier(SignStep(step)),
+        "done_adam": WithBarrier(AdamStep(step)),
+        "done_gd": BarrierStep(1250 / 255, preconditioned=False),
+        "done_fast": FirstThen(SignStep(1.25 * 8 / 255), WithBarrier(GradientStep(spanning))),
+    }
+    for dataset in ("cifar10", "svhn.imbalanced", "digits", "svhn.small"):
+        for name, rule in rules.items():
+            base = recipe(f"{dataset}.{name}")
+            assert main(["train", base.name, "--variant", "literal", "--seed", "3"]) == 0
+            run = runs.pop()
+            assert (run.name, run.seed) == (
+                f"{base.name}_literal",
+                3,
+            ) and f"runs/{run.name}-s3" in capsys.readouterr().out
+            expected = DONE(run.method.attack)  # the defaults are the paper's, but for the damping
+            assert run.method == dataclasses.replace(expected, damping=0.0, temperature=base.method.temperature), name
+            assert run.method.temperature.values == (10.0, 1.0, 0.1), name
+            scale = dataset in ("cifar10", "svhn.imbalanced")
+            if scale:
+                assert run.method.attack == dataclasses.replace(base.method.attack, rule=rule), run.name
+                assert run.optimizer == SGD(Cyclic(0.2)) and run.warm_up == 0, run.name
+            changed = {"name": base.name, "method": base.method}
+            changed |= {"optimizer": base.optimizer, "warm_up": base.warm_up} if scale else {}
+            assert dataclasses.replace(run, **changed, seed=0, label=base.label) == base, run.name
+    assert main(["train", "--help"]) == 0 and "--variant literal" in capsys.readouterr().out
+    for words, message in [
+        (["digits.at", "--variant", "literal"], "digits.at has no literal variant.*done_pgd, done_gd"),
+        (["digits.done_chi2", "--variant", "literal"], "digits.done_chi2 has no literal variant"),
+        (["digits.done_pgd", "--variant", "litteral"], "no variant 'litteral'.*literal"),
+        (["--config", "x.json", "--variant", "literal"], "--variant is of a recipe"),
+        (["digits.done_pgd", "--variant"], "--variant needs a value"),
+    ]:
+        assert main(["train", *words]) == 2
+        assert re.search(message, capsys.readouterr().err.replace("\n", " ")), words

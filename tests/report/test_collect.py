@@ -83,6 +83,8 @@ def test_runs_that_were_measured_or_trained_on_other_data_are_never_mixed(make_r
     assert comparisons[3].differences == ()  # the only one of its setting
     by_data = [make_run("a.at", data={"imbalance": {"ratio": ratio}, "root": str(ratio)}) for ratio in (0.2, 0.7)]
     assert [c.differences for c in compare(collect(by_data))] == [("data.imbalance.ratio",)] * 2
+    by_age = [make_run("a.at", data={"root": "x"}), make_run("a.mail", data={"driver_share": None})]
+    assert len(compare(collect(by_age))) == 1  # a setting that an older version did not have
     by_tail = [make_run("b.at"), change(make_run("b.mail"), tail={"share": 0.3, "rounding": "floor"})]
     assert [c.differences for c in compare(collect(by_tail))] == [("tail.rounding",)] * 2
 

@@ -12,6 +12,7 @@ from doubly.errors import UsageError
 from doubly.report import figures
 from doubly.report.collect import collect
 from doubly.report.figures import curves, trade_offs
+from doubly.report.figures.margins import margin_values
 from doubly.report.figures.style import style
 
 CLASSES = ["cat", "dog", "ship"]
@@ -104,6 +105,9 @@ def test_weights_name_r_and_normalization(run, tmp_path):
     for expected in ("DONE, r = 1", "sum 1 in a batch of 128", "cat", f"{share:.0f} %", "0.001"):
         assert expected in text
     assert not figures.weights({"DONE": [weighted]}, tmp_path / "x", r=0.1)
+    trained = replace(weighted, metrics=[{"epoch": 0, "r": 1.0}, {"epoch": 1, "r": 10.0}])
+    assert figures.weights({"DONE": [trained]}, tmp_path / "trained")
+    assert "DONE, r = 10" in words(tmp_path / "trained.svg")  # where training ended
     assert not figures.weights({"DONE": [run]}, tmp_path / "x")
 
 
@@ -182,3 +186,16 @@ def test_cost_leaves_out_what_runs_did_not_record(run, tmp_path):
     text = words(tmp_path / "new.svg")
     assert "training time (h)" in text and "passes per step" in text and "NONE" not in text
     assert not figures.cost({"NONE": [replace(run, metrics=[])]}, tmp_path / "x")
+
+
+def test_histograms_of_margins_count_all_seeds_in_units_of_the_clean_spread(run, tmp_path):
+    margins = np.linspace(-1, 3, 200)
+    np.savez(run.path / "evaluation.npz", margin_margins=margins)
+    assert not figures.margin_histograms({"AT": [run]}, tmp_path / "x")
+    np.savez(run.path / "evaluation.npz", margin_margins=margins, clean_margins=np.tile([0.0, 4.0], 100))
+    raw, scaled = margin_values([run, run])
+    assert raw.tolist() == [*margins, *margins] and scaled.tolist() == (raw / 2).tolist()
+    assert figures.margin_histograms({"AT": [run, run], "DONE": [run]}, tmp_path / "margins")
+    text = words(tmp_path / "margins.svg")
+    for expected in ("AT", "DONE", "logit margin under attack", "in units of the spread of clean margins"):
+        assert expected in text

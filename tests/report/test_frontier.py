@@ -74,4 +74,4 @@ def test_runs_without_a_frontier_have_neither_table_nor_picture(make_run, tmp_pa
 def test_a_damaged_file_is_refused(tmp_path, damage):
     write_json(RunDir(tmp_path).frontier, {**LOW, **damage})
     with pytest.raises(UsageError, match="is damaged or of another version"):
-        read_frontier(tmp_path)
+        read_frontier(RunDir(tmp_path).frontier)

@@ -98,8 +98,9 @@ def test_names_from_data_are_escaped_in_every_output_format(make_run):
     shown = printed_text(result, 100)
     assert "[bold]" in shown and "%&_#$" in shown and "\x1b" not in shown
     worst = by_name(table_of([make_run(classes=names[4:5])]))["worst class"]
-    sheet = forms.csv([tables.Table("t", (Column("worst class"),), ((worst,),))])
+    sheet = forms.csv([tables.Table("=t", (Column("worst class"),), ((worst,),))])
     assert worst.label == "=1+1" and next(csv.DictReader(io.StringIO(sheet)))["worst class of"] == "'=1+1"
+    assert next(csv.DictReader(io.StringIO(sheet)))["table"] == "'=t"
 
 
 def test_costs_are_shown_where_they_were_recorded(make_run):

@@ -1,6 +1,7 @@
 """The training loop: what decides a run, what it writes, callbacks, and numbers that are not finite."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from doubly.data import Images, Splits
 from doubly.data.loader import batches
 from doubly.distributed import Communicator
 from doubly.errors import Interrupted, NonFiniteError, UsageError
-from doubly.methods import DONE
+from doubly.methods import AT, ATBSL, AWP, CFOL, DONE, TRADES, DONEClass, GroupDRO, RobustLT
 from doubly.rundir import RunDir, read_metrics
 from doubly.schedules import Constant, Cyclic, Piecewise
 from doubly.training.loop import train_run
@@ -44,6 +45,29 @@ def test_the_seed_decides_every_bit_and_global_generators_none(tiny, adversarial
         assert (before[1] == np.random.get_state()[1]).all() and before[2] == random.getstate()
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
+
+
+def test_any_method_can_draw_all_classes_equally_often_unless_it_sees_to_their_sizes_itself(tiny):
+    train = tiny.splits.train
+    tiny.splits = Splits(train.subset((train.y != 1) | (torch.arange(60) < 10)), tiny.splits.test)
+    switched, by_method = tiny.run(AT(tiny.attack), sampling="balanced"), tiny.run(AT(tiny.attack, balance="sampling"))
+    assert torch.equal(weights(tiny.train(switched)), weights(tiny.train(by_method)))
+    assert not torch.equal(weights(tiny.train(switched)), weights(tiny.train(tiny.run(AT(tiny.attack)))))
+    for method in (DONE(tiny.attack), TRADES(replace(tiny.attack, start="gaussian")), RobustLT(AT(tiny.attack))):
+        tiny.run(method, sampling="balanced")
+    for method, message in (
+        (AT(balance="sampling"), "draws classes itself"),
+        (CFOL(), "draws classes itself"),
+        (DONEClass(action="sampling"), "draws classes itself"),
+        (CFOL(mode="reweighting"), "drawn uniformly"),
+        (AT(balance="loss"), "weights classes by their counts"),
+        (AWP(AT(balance="loss")), "weights classes by their counts"),
+        (GroupDRO(), "weights classes by their counts"),
+        (DONEClass(), "weights classes by their counts"),
+        (ATBSL(), "adjusts logits by the class counts"),
+    ):
+        with pytest.raises(UsageError, match=f"{message}.*count twice: use sampling shuffled"):
+            tiny.run(method, sampling="balanced")
 
 
 def test_frozen_parameters_stay_as_they_are(tiny):

@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from doubly.attacks import FGSM, PGD
-from doubly.methods import AT, AWP, DONE, FAT, TRADES, FastBAT, Method, Standard
+from doubly.methods import AT, AWP, DONE, FAT, TRADES, WAT, DONEClass, FastBAT, Method, Standard
 from doubly.rundir import read_json, read_metrics
 from doubly.schedules import Constant
 from doubly.training.passes import (
     Passes,
     describe_prediction,
+    holdout_batches,
     is_listed,
+    predicted_holdout_passes,
     predicted_passes,
     random_images,
     step_passes,
@@ -33,6 +35,21 @@ def test_the_passes_of_a_step():
         (FAT(ATTACK, tau=Constant(0.0)), 5, 5),  # at most
     ]:
         assert predicted_passes(method, 1, 3) == Passes(forward, backward), method
+
+
+def test_held_out_images_add_their_passes():
+    near = PGD(steps=4, start="gaussian")
+    for method, forward, backward, batches in [
+        (AT(ATTACK), 0, 0, 0),
+        (WAT(near), 7, 4, 40 / 16 / 5),  # clean logits in the attack, then both losses; all images once in five steps
+        (DONEClass(ATTACK, driver="holdout", interval=10), 5, 4, 1 / 10),
+        (AWP(DONEClass(ATTACK, driver="holdout", interval=4)), 5, 4, 1 / 4),
+        (DONEClass(ATTACK), 0, 0, 0),
+    ]:
+        assert predicted_holdout_passes(method, 1, 3) == Passes(forward, backward), method
+        assert holdout_batches(method, 40, 16, 5) == pytest.approx(batches)
+    assert holdout_batches(DONEClass(driver="holdout", interval=10), 8, 16, 5) == 0.05  # half a batch
+    assert Passes(11, 11).plus(Passes(7, 4), 0.5) == Passes(14.5, 13)
 
 
 def test_samples_that_stop_early_are_a_fraction_of_a_pass():

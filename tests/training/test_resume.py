@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from doubly.attacks import PGD
 from doubly.callbacks import Callback
+from doubly.checkpoints.files import seal_checkpoint
 from doubly.config import serialize
 from doubly.errors import UsageError
 from doubly.methods import DONE, WAT, DONEClass, Method
@@ -163,8 +164,18 @@ def test_a_checkpoint_that_lacks_something_is_called_damaged(tiny, tmp_path):
     text = state.read_text()
     for name in ("choices", "best_score", "epoch"):
         state.write_text(text.replace(f'"{name}"', '"other"'))
+        seal_checkpoint(state.parent)
         with pytest.raises(UsageError, match=rf"is damaged \(KeyError\('{name}'\)\): delete it to begin again"):
             tiny.train(tiny.run(), tmp_path, resume=True)
+
+
+def test_a_configuration_that_was_changed_after_the_checkpoint_is_refused(tiny, tmp_path):
+    tiny.stopped(tiny.run(), tmp_path, after=3)
+    config = tmp_path / "config.json"
+    assert config.read_text().count('"batch_size": 16') == 1
+    config.write_text(config.read_text().replace('"batch_size": 16', '"batch_size": 17'))
+    with pytest.raises(UsageError, match=r"config\.json was changed after"):
+        tiny.train(tiny.run(batch_size=17), tmp_path, resume=True)
 
 
 def test_a_resumed_run_uses_its_number_of_threads_and_restores_that_of_the_caller(tiny, tmp_path, monkeypatch):
@@ -172,6 +183,7 @@ def test_a_resumed_run_uses_its_number_of_threads_and_restores_that_of_the_calle
     state = tmp_path / "checkpoints" / "last" / "state.json"
     assert read_json(state)["choices"]["threads"] == 1
     state.write_text(state.read_text().replace('"threads": 1', '"threads": 7'))
+    seal_checkpoint(state.parent)
     calls = []
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
     tiny.train(tiny.run(), tmp_path, resume=True)
@@ -188,7 +200,7 @@ class HardestFirst(Method):
     def init(self, counts=None):
         return {"losses": torch.tensor([0.0, 1.0, 3.0])}
 
-    def sampling(self, state):
+    def sampling(self, state, progress):
         CALLS.append(state["losses"].tolist())
         return state["losses"].softmax(0)
 

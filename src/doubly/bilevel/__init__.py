@@ -4,6 +4,7 @@ It minimizes F(theta) = f(mean_i g_i(theta, delta_i*(theta))), where delta_i* mi
 `minimize` runs the whole algorithm; `cid` computes one gradient estimate for a loop of your own.
 """
 
+from doubly.bilevel.barrier_steps import BarrierStep, WithBarrier
 from doubly.bilevel.cid import Direction, Terms, cid
 from doubly.bilevel.classes import ClassLogMeanExp, tilted_probabilities
 from doubly.bilevel.communicator import Communicator, SingleProcess
@@ -15,7 +16,6 @@ from doubly.bilevel.linear_solve import ConjugateGradient, Diagonal, Direct, Neu
 from doubly.bilevel.minimize import Result, Step, minimize
 from doubly.bilevel.step_rules import (
     AdamStep,
-    BarrierStep,
     FirstThen,
     GradientStep,
     MomentumStep,
@@ -33,6 +33,7 @@ STEP_RULES: dict[str, type] = {
     "adam": AdamStep,
     "barrier": BarrierStep,
     "first_then": FirstThen,
+    "with_barrier": WithBarrier,
 }
 """The step rules by the names that they have in configuration files and on the command line."""
 
@@ -74,6 +75,7 @@ __all__ = [
     "StepRule",
     "Terms",
     "WholeSpace",
+    "WithBarrier",
     "cid",
     "cid_first_order",
     "cid_first_order_parts",

@@ -153,7 +153,7 @@ class LogMeanExp:
     """KL-regularized DRO of losses: f(mean g) = r log mean exp(loss / r); the cotangents are the paper's weights.
 
     The state holds nu = log u in float64, because exp(loss / r) itself overflows (docs/numerics.md). An estimate made
-    with another r says nothing about this one, so a change of r starts it anew.
+    with another r says nothing about this one, so a change of r starts it anew. `limited` is 1 where a limit acted.
 
     Args:
         r: Temperature: small values give the largest losses more weight.
@@ -214,12 +214,14 @@ class LogMeanExp:
             if all_previous is not None:
                 nu = self._storm(old, nu_batch, self.batch_value(all_previous.double() / self.r))
         log_weights = values.double() / self.r - nu
+        new_state = {"nu": nu, "r": r}
         if self.mean_weight_limit is not None:
-            excess = nu_batch - nu
-            log_weights += excess.clamp(-log(self.mean_weight_limit), log(self.mean_weight_limit)) - excess
+            excess = nu_batch - nu  # logarithm of the mean weight
+            change = excess.clamp(-log(self.mean_weight_limit), log(self.mean_weight_limit)) - excess
+            log_weights, new_state["limited"] = log_weights + change, (change != 0).double()
         if self.cap is not None:
             log_weights = log_weights.clamp_max(log(self.cap))
-        return log_weights.exp().to(values.dtype), {"nu": nu, "r": r}
+        return log_weights.exp().to(values.dtype), new_state
 
     def _storm(self, old: Tensor, nu_batch: Tensor, nu_previous: Tensor) -> Tensor:
         """Return the logarithm of STORM's estimate u_batch + (1 - eta) (u - u_previous).

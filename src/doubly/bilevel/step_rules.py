@@ -1,4 +1,4 @@
-"""Rules for one step of the inner loop: plain gradient, momentum, sign, normalized, Adam and barrier steps."""
+"""Rules for one step of the inner loop: plain gradient, momentum, sign, normalized and Adam steps."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from doubly.bilevel.constraints import Box, Constraint
+from doubly.bilevel.constraints import Constraint
 from doubly.bilevel.rows import norms, per_row
 
 State = dict[str, Tensor]  # what a rule remembers from step to step
@@ -200,40 +200,3 @@ class FirstThen(StepRule):
             increment, _ = self.first.step(gradient, delta, constraint, self.first.init(delta))
             return increment, self.then.init(delta)
         return self.then.step(gradient, delta, constraint, state)
-
-
-@dataclass(frozen=True)
-class BarrierStep(SizedStep):
-    """Gradient step on inner + barrier of a `Box`, divided by 1/size + the curvature of the barrier.
-
-    The explicit step is stiff near a face of the box, where the barrier throws delta across the whole box. This step
-    has the same fixed points, equals the explicit step where the barrier is flat, and at most about doubles a slack
-    that is too small (docs/numerics.md).
-    """
-
-    size: float = 1250 / 255
-    """step size alpha, where the barrier is flat"""
-    margin: float = 1e-3
-    """share of the box width that is kept free at each face, because the barrier cannot push back on the face itself"""
-    preconditioned: bool = True
-    """divide by the curvature; without it this is line 6 of Algorithm 1, which leaves the box near its faces"""
-
-    needs_box: ClassVar[bool] = True
-
-    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
-        """Return the increment of delta and the new state; see `StepRule.step`.
-
-        Raises:
-            TypeError: If the constraint is not a `Box`.
-        """
-        if not isinstance(constraint, Box):
-            raise TypeError(f"BarrierStep needs a Box, whose barrier it follows; got {type(constraint).__name__}")
-        # Numerator and denominator are multiplied by the squared slacks, so that nothing is divided by a slack.
-        above, below = constraint.slacks(delta)
-        product = above * below
-        numerator = gradient * product.square() + constraint.strength * product * (below - above)
-        denominator = product.square() / self.size
-        if self.preconditioned:
-            denominator = denominator + constraint.strength * (above.square() + below.square())
-        increment = -numerator / denominator.clamp_min(torch.finfo(delta.dtype).tiny)
-        return constraint.shrunk(self.margin).project(delta + increment) - delta, state

@@ -16,7 +16,9 @@ from torch import Tensor
 from doubly.errors import UsageError
 from doubly.rundir import read_json, sha256, write_json
 
-SCHEMA = 2
+SCHEMA = 3
+UNSEALED_SCHEMA = 2  # of older checkpoints, whose state.json has no checksum
+SEAL = "state.json.sha256"
 
 
 class Checkpoint(NamedTuple):
@@ -32,7 +34,7 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
-    """Write folder/name atomically, with checksums of the tensor files."""
+    """Write folder/name atomically, with checksums of the tensor files and of state.json, which lists them."""
     target, new, previous = folder / name, folder / f".{name}.new", folder / f".{name}.previous"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
@@ -42,6 +44,8 @@ def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
         _flush(file)
     checksums = {file.name: sha256(file) for file in sorted(new.iterdir())}
     write_json(new / "state.json", {"schema": SCHEMA, "checksums": checksums, **checkpoint.info})
+    seal_checkpoint(new)
+    _flush(new / SEAL)
     _flush(new)
     if target.exists():
         shutil.rmtree(previous, ignore_errors=True)
@@ -49,6 +53,11 @@ def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
     new.rename(target)
     _flush(folder)
     shutil.rmtree(previous, ignore_errors=True)
+
+
+def seal_checkpoint(path: Path) -> None:
+    """Write the checksum of a checkpoint's state.json beside it."""
+    (path / SEAL).write_text(sha256(path / "state.json") + "\n", encoding="ascii")
 
 
 def _flush(path: Path) -> None:
@@ -77,10 +86,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise UsageError(
             f"{path} is no checkpoint of doubly: its state.json lacks the checksums; delete it to begin again"
         )
-    if info.get("schema") != SCHEMA:
+    if info.get("schema") not in (SCHEMA, UNSEALED_SCHEMA):
         raise UsageError(
             f"{path} has schema {info.get('schema')}, this version reads {SCHEMA}: use the doubly that wrote it"
         )
+    _check_seal(path, required=info["schema"] == SCHEMA)
     tensors = {}
     for file, checksum in info["checksums"].items():
         part = path / Path(file).name
@@ -91,3 +101,36 @@ def load_checkpoint(path: Path) -> Checkpoint:
         except SafetensorError as error:
             raise UsageError(f"checkpoint {path} is damaged ({file}: {error}): delete it to begin again") from None
     return Checkpoint(tensors, info)
+
+
+def load_checkpoint_or_previous(folder: Path, name: str) -> tuple[Path, Checkpoint, str] | None:
+    """Read the named checkpoint, or the one before it where that stands and the newer one is damaged.
+
+    Args:
+        folder: The folder of the checkpoints.
+        name: Name of the checkpoint.
+
+    Returns:
+        Where it is, its contents, and a sentence about the damage, empty if there is none; None without a checkpoint.
+
+    Raises:
+        UsageError: If it is damaged, and there is none before it.
+    """
+    path, previous = find_checkpoint(folder, name), folder / f".{name}.previous"
+    if path is None:
+        return None
+    try:
+        return path, load_checkpoint(path), ""
+    except UsageError as error:
+        if path == previous or not previous.is_dir():
+            raise
+        return previous, load_checkpoint(previous), f"{error}; continuing from the checkpoint before it"
+
+
+def _check_seal(path: Path, required: bool) -> None:
+    """Compare state.json with its checksum, byte for byte."""
+    seal = path / SEAL
+    if not seal.exists() and not required:
+        return
+    if not seal.is_file() or seal.read_bytes() != f"{sha256(path / 'state.json')}\n".encode():
+        raise UsageError(f"checkpoint {path} is damaged (state.json or {SEAL} was changed): delete it to begin again")

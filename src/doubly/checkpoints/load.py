@@ -1,5 +1,7 @@
 """Load what a run directory holds: its configuration, and the network that it trained."""
 
+import hashlib
+import json
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from doubly.checkpoints.files import find_checkpoint, load_checkpoint
 from doubly.config.run import Run
 from doubly.config.serialize import first_difference, from_json, to_json
+from doubly.config.user_code import WithOffsets
 from doubly.errors import UsageError
 from doubly.models import Model
 from doubly.models.weights import fill_model
@@ -52,12 +55,21 @@ def load_run(path: Path) -> Run:
 
 def config_difference(path: Path, run: Run) -> str | None:
     """Return how a run directory's configuration differs from `run`; None if only in how and where it is computed."""
-    saved, config = to_json(load_run(path)), to_json(run)
-    for tree in (saved, config):
-        for name in NOT_COMPARED:
-            tree.pop(name, None)
-        tree["data"].pop("root", None)
-    return first_difference(saved, config)
+    return first_difference(_compared(load_run(path)), _compared(run))
+
+
+def config_sha256(run: Run) -> str:
+    """Return a checksum of what decides the numbers of a run, for its checkpoints."""
+    return hashlib.sha256(json.dumps(_compared(run), sort_keys=True).encode()).hexdigest()
+
+
+def _compared(run: Run) -> Any:
+    """Return the configuration as JSON without what says how and where it is computed."""
+    tree = to_json(run)
+    for name in NOT_COMPARED:
+        tree.pop(name, None)
+    tree["data"].pop("root", None)
+    return tree
 
 
 def load_trained_weights(path: Path, checkpoint: str) -> TrainedWeights:
@@ -110,6 +122,8 @@ def load_model_and_info(path: Path, checkpoint: str, architecture: Model | None)
             f"checkpoint {weights.path} is damaged: state.json lacks the channels or the classes; "
             "delete it to begin again"
         ) from None
+    if isinstance(run.model, WithOffsets) and not isinstance(architecture, WithOffsets | None):
+        architecture = WithOffsets(architecture)  # the weights of the run have the offsets
     source = (architecture or run.model).without_initial_weights()
     # Mean and standard deviation are buffers of the network, and come with its weights.
     with global_generators(0):

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from doubly.errors import Interrupted, ProcessLost, UsageError
+from doubly.text import printable_lines
 from doubly.version import __version__
 
 OUT, ERR = Console(), Console(stderr=True)
@@ -117,7 +118,7 @@ def _is_distributed() -> bool:
 
 
 def _print_error(message: str, style: str | None = "red") -> None:
-    ERR.print(message, style=style, highlight=False, markup=False, soft_wrap=True)
+    ERR.print(printable_lines(message), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_help() -> None:

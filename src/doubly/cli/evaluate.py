@@ -12,6 +12,8 @@ from doubly.cli.options import NetworkOptions, parse_options, pop_flag
 from doubly.cli.tables import print_evaluation, print_line
 from doubly.errors import UsageError
 from doubly.evaluation.config import EvalConfig
+from doubly.metric_names import has_weak_classes, repair_advice
+from doubly.rundir import RunDir
 
 if TYPE_CHECKING:
     from doubly.evaluation.result import EvalResult
@@ -79,6 +81,8 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
     if options.directory is not None:
         print_other_threat(options, options.directory, out)
     print_line(out, f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.npz'}")
+    if options.directory is not None and not RunDir(options.directory).repair.is_file():
+        _advise(result, options.directory, out)
     return 0
 
 
@@ -87,6 +91,13 @@ def print_note(result: "EvalResult", out: Console) -> None:
     note = str(result.protocol.get("note", ""))
     if "RANDOM" in note:
         out.print(note, style="bold red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _advise(result: "EvalResult", directory: Path, out: Console) -> None:
+    """Print what to try on a network with weak classes, by the last attack that was run."""
+    attack = result.attacks[-1] if result.attacks else None
+    if attack and has_weak_classes(result.accuracy(attack), result.tail(attack)[0]):
+        print_line(out, repair_advice("this network", str(directory)))
 
 
 def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[str]]:
@@ -130,7 +141,7 @@ def print_other_threat(options: EvaluateOptions, directory: Path, out: Console) 
 def evaluate_directory(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
     """Evaluate the network of a run directory; returns the result and the folder of its files."""
     from doubly.checkpoints.load import load_run
-    from doubly.cli.sources import named_architecture, select_threat
+    from doubly.cli.sources import select_architecture, select_threat
     from doubly.evaluation.api import evaluate_run
 
     run = load_run(directory)
@@ -139,7 +150,7 @@ def evaluate_directory(options: EvaluateOptions, directory: Path, callback: Call
     result = evaluate_run(
         directory,
         checkpoint=options.checkpoint,
-        architecture=named_architecture(run, options.model),
+        architecture=select_architecture(options.model, run, options.trust_code),
         device=options.device,
         attacks=options.attack_names,
         threat=None if threat == trained_threat else threat,

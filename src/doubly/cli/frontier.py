@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class FrontierOptions:
     """Evaluate networks at several factors of their class offsets, which are fitted on held-out images, and draw
     average against tail under attack on test images. Runs are compared with the first one. Writes frontier.json into
-    each run directory; `doubly report` shows it."""
+    each run directory, which `doubly report` shows; with --split validation frontier-validation.json, to choose by."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR…", help_behavior_hint="")] = ()
     """run directories, or folders that contain them; the others are compared with the first"""
@@ -42,6 +42,8 @@ class FrontierOptions:
         None
     )
     """radius of the threat, such as 8/255"""
+    trust_code: bool = False
+    """run the code that the run directories name; without it, a run from somebody else cannot execute anything"""
     device: str = "auto"
     """auto takes CUDA where there is one; or cpu, cuda, cuda:1, …"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: that of the run)")] = (
@@ -73,20 +75,22 @@ def frontier(arguments: list[str], out: Console, err: Console) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     write_json(options.output / "comparison.json", [{"run": str(p), **row} for p, row in zip(paths, rows, strict=True)])
     draw(_by_label(frontiers), options.output / "frontier")
-    print_line(out, f"wrote frontier.json into each run, and {options.output / 'frontier.png'}")
+    print_line(out, f"wrote {_file_name(options.config.split)} into each run, and {options.output / 'frontier.png'}")
     return 0
 
 
 def _compute(options: FrontierOptions, path: Path, callback: Any) -> "Frontier":
     from doubly.checkpoints.load import load_run
-    from doubly.cli.sources import select_threat
+    from doubly.cli.sources import select_architecture, select_threat
     from doubly.offsets.frontier import frontier_run
 
-    trained_threat = load_run(path).validation.attack.threat
+    run = load_run(path)
+    trained_threat = run.validation.attack.threat
     threat = select_threat(options.norm, options.epsilon, trained_threat)
     return frontier_run(
         path,
         checkpoint=options.checkpoint,
+        architecture=select_architecture(None, run, options.trust_code),
         device=options.device,
         threat=None if threat == trained_threat else threat,
         root=options.data_root,
@@ -94,6 +98,10 @@ def _compute(options: FrontierOptions, path: Path, callback: Any) -> "Frontier":
         repair=options.repair,
         callbacks=[callback],
     )
+
+
+def _file_name(split: str) -> str:
+    return "frontier.json" if split == "test" else "frontier-validation.json"
 
 
 def _by_label(frontiers: list["Frontier"]) -> dict[str, list[dict[str, Any]]]:

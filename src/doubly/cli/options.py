@@ -44,6 +44,8 @@ class NetworkOptions:
         None
     )
     """weights of your network: safetensors, or a state dict saved by torch"""
+    trust_code: bool = False
+    """run the code that the run directory names; without it, a run from somebody else cannot execute anything"""
     data_root: Annotated[
         str | None,
         tyro.conf.arg(

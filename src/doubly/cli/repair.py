@@ -70,7 +70,7 @@ def repair(arguments: list[str], out: Console, err: Console) -> int:
 
 def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> tuple["RepairResult", Path]:
     from doubly.checkpoints.load import load_run
-    from doubly.cli.sources import named_architecture, select_threat
+    from doubly.cli.sources import select_architecture, select_threat
     from doubly.offsets.api import repair_run
 
     run = load_run(directory)
@@ -79,7 +79,7 @@ def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> 
         directory,
         folder,
         checkpoint=options.checkpoint,
-        architecture=named_architecture(run, options.model),
+        architecture=select_architecture(options.model, run, options.trust_code),
         device=options.device,
         threat=select_threat(options.norm, options.epsilon, run.validation.attack.threat),
         attacks=options.attacks,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from doubly.config import Data, Run
 from doubly.config.hugging_face import HuggingFace, is_hugging_face
-from doubly.config.serialize import KINDS, parse_number, suggestion, with_change
-from doubly.config.user_code import UserModel, WithOffsets
+from doubly.config.serialize import KINDS, parse_number, suggestion, trust_code, with_change
+from doubly.config.user_code import UserModel
 from doubly.data import DATASETS, Arrays, DataSource, ImageFolder
 from doubly.errors import UsageError
 from doubly.methods import Standard
@@ -126,6 +126,19 @@ def _run_on(data: Data) -> Run:
     return Run(data, SmallCNN(), Standard())
 
 
+def select_architecture(model: str | None, run: Run, trust: bool) -> Model | None:
+    """Return what builds the network of a run directory, if not its own configuration.
+
+    Args:
+        model: package.module:function of --model.
+        run: The configuration of the directory.
+        trust: Whether --trust-code allows to import the function that the configuration names.
+    """
+    if model is not None:
+        return UserModel(model)
+    return trust_code(run).model if trust else None
+
+
 def select_threat(name: str | None, epsilon: str | None, default: Threat | None) -> Threat | None:
     """Return the threat of --norm and --epsilon; the default if they name none, or only the kind of the default."""
     if name is not None and name not in THREATS:
@@ -136,41 +149,6 @@ def select_threat(name: str | None, epsilon: str | None, default: Threat | None)
     if epsilon is not None:
         return kind(radius=parse_number(epsilon))  # type: ignore[call-arg]  # a field of every subclass
     return default if name is None or type(default) is kind else kind()
-
-
-def named_architecture(run: Run, model: str | None) -> Model | None:
-    """Return what builds the network of a run if --model names it; None for the run's own.
-
-    Args:
-        run: The run, from a file.
-        model: What was given as --model.
-
-    Raises:
-        UsageError: As `require_named_code`.
-    """
-    require_named_code(run, model)
-    if model is None:
-        return None
-    inner = UserModel(model)
-    return replace(run.model, model=inner) if isinstance(run.model, WithOffsets) else inner
-
-
-def require_named_code(run: Run, model: str | None) -> None:
-    """Refuse to import code that only a file names: a config.json may come from somebody else.
-
-    Args:
-        run: The run, from a file.
-        model: What was given as --model.
-
-    Raises:
-        UsageError: If the network of the run is a function of the user, and --model does not name it.
-    """
-    code = run.model.named_code
-    if code is not None and model is None:
-        raise UsageError(
-            f"the config of this run names code, {code}, which is imported only if you name it: add --model {code} if "
-            "you trust it"
-        )
 
 
 def source_folder_name(model: str, weights: str | None) -> str:

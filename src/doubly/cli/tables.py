@@ -9,7 +9,14 @@ from rich.table import Table
 
 from doubly.metric_names import attack_metric
 from doubly.report.protocol import describe_attack
-from doubly.text import TRUST_QUESTION, dead_classes_sentence, escape_terminal, format_percent, trust_answer
+from doubly.text import (
+    TRUST_QUESTION,
+    dead_classes_sentence,
+    escape_terminal,
+    format_percent,
+    printable_lines,
+    trust_answer,
+)
 
 if TYPE_CHECKING:
     from doubly.evaluation.comparison import Difference
@@ -19,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a text as it is, without markup, colors or line breaks of rich."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print a text without markup, colors or line breaks of rich; control characters become question marks."""
+    console.print(printable_lines(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def attack_label(attack: str, result: "EvalResult") -> str:
@@ -58,8 +65,8 @@ def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) ->
 
     keys, intervals = {attack: key_of(result, attack) for attack in result.predictions}, summary["intervals"]
     columns = [attack_label(attack, result) + _count(attack, result) for attack in keys]
-    attack = describe_attack(result.protocol) or "no attack"
-    table = _table(f"{title}: {attack}, n = {result.n}, % with 95 % intervals", "", "n", *columns)
+    attack, images = describe_attack(result.protocol) or "no attack", _skipped(result.protocol)
+    table = _table(f"{title}: {attack}, n = {result.n}{images}, % with 95 % intervals", "", "n", *columns)
     for name, row in summary["per_class"].items():
         cells = [_cell(row[key], row[f"{key}_interval"], 0) for key in keys.values()]
         table.add_row(escape_terminal(name), str(row["n"]), *cells)
@@ -153,7 +160,8 @@ def print_frontiers(
         out: Where it is printed.
     """
     first = frontiers[0].summary["protocol"]
-    title = f"accuracy under {first['name']}, {first['n']} test images, % with 95 % intervals"
+    images = f"{first['n']} {first.get('split', 'test')} images{_skipped(first)}"
+    title = f"accuracy under {first['name']}, {images}, % with 95 % intervals"
     table = _table(title, "", "offsets", "average", "tail", "worst class", "SA")
     for name, frontier in zip(names, frontiers, strict=True):
         for index, point in enumerate(frontier.summary["points"]):
@@ -172,6 +180,10 @@ def print_frontiers(
         cells = ["–" if tail is None else format_percent(tail), "–" if difference is None else _range(difference)]
         table.add_row(escape_terminal(name), *cells, "–" if area is None else f"{1e4 * area:+.1f}")
     out.print(table)
+
+
+def _skipped(protocol: Mapping[str, Any]) -> str:
+    return f" without the first {protocol['skip_images']:,}" if "skip_images" in protocol else ""
 
 
 def _range(values: Sequence[float]) -> str:

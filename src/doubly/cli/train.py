@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from doubly.cli.train_options import TrainOptions
 
 HELP = """\
-usage: doubly train RECIPE [OPTIONS]
+usage: doubly train RECIPE [--variant literal] [OPTIONS]
        doubly train --data DATA --method METHOD [--model M:F] [OPTIONS]
        doubly train --config FILE [OPTIONS]
        doubly train --resume --output DIR
@@ -26,7 +26,9 @@ or --validation.every 5; `doubly list recipes` lists the recipes.
 --optimizer.lr.peak 1e-3. PATH=JSON sets its fields as well. `doubly list kinds` lists the kinds.
 --data takes a folder of class folders, an .npz file, the name of a dataset or a Hugging Face folder; the page Data of
 the documentation lists the defaults that follow from its images.
---config FILE takes a saved config.json in place of a recipe."""
+--config FILE takes a saved config.json in place of a recipe.
+--variant literal takes a recipe of the paper's DONE (done_pgd, done_gd, done_adam, done_fast) with all of the paper's
+literal values at once, where ours differ; the run is named RECIPE_literal."""
 
 
 def train(arguments: list[str], out: Console, err: Console) -> int:

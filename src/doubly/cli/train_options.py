@@ -10,18 +10,20 @@ import tyro
 from doubly.checkpoints.load import load_run
 from doubly.cli.options import parse_options, pop_flag
 from doubly.cli.short_flags import apply_short_flags, check_one_epsilon
-from doubly.cli.sources import apply_changes, named_run, require_named_code, with_data_root
+from doubly.cli.sources import apply_changes, named_run, with_data_root
 from doubly.config import Run
-from doubly.config.serialize import from_json
+from doubly.config.serialize import from_json, trust_code
 from doubly.config.user_code import UserModel
 from doubly.errors import UsageError
+from doubly.recipes import recipe
 from doubly.rundir import read_json
 
 
 @dataclass(frozen=True)
 class TrainOptions:
     """Train a run. --set PATH=KIND or PATH=JSON replaces a whole part, as in --set data.augment=augment.pad_crop_flip;
-    `doubly list kinds` lists the kinds."""
+    `doubly list kinds` lists the kinds. --variant literal takes the paper's literal values at once, in recipes of DONE;
+    further flags change single ones."""
 
     run: Annotated[Run, tyro.conf.arg(name="")]
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME-sSEED)")] = None
@@ -61,6 +63,8 @@ class TrainOptions:
     """weights that your own network begins with"""
 
     note: Annotated[str, tyro.conf.Suppress] = ""
+    trust_code: bool = False
+    """run the code that --config FILE or the run directory names; without it, a file cannot execute anything"""
 
     @property
     def output_dir(self) -> Path:
@@ -76,23 +80,28 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
         SystemExit: After --help, or after a message about a flag.
     """
     words = list(arguments)
-    configs, changes = pop_flag(words, "--config"), pop_flag(words, "--set")
-    first, note = _first_run(words, configs)
+    configs, changes, variants = (pop_flag(words, flag) for flag in ("--config", "--set", "--variant"))
+    first, note = _first_run(words, configs, variants)
     run = apply_short_flags(apply_changes(first, changes), words)
     options = parse_options(TrainOptions, words, "train RECIPE", TrainOptions(run))
     check_one_epsilon(first, options.run, arguments)
-    require_named_code(options.run, options.model)
     run = with_data_root(options.run, options.data_root)
     if options.model is not None:
         run = replace(run, model=UserModel(options.model, options.weights))
     elif options.weights is not None:
         raise UsageError("--weights goes with --model package.module:function")
+    elif options.trust_code:
+        run = trust_code(run)
     return replace(options, run=run, note=note)
 
 
-def _first_run(words: list[str], configs: list[str]) -> tuple[Run, str]:
+def _first_run(words: list[str], configs: list[str], variants: list[str]) -> tuple[Run, str]:
     """Return the run before any change and a note about its data; remove what names it from the words."""
     name = words.pop(0) if words and not words[0].startswith("-") else None
+    if variants and name is not None:
+        return recipe(name, variants[-1]), ""
+    if variants:
+        raise UsageError("--variant is of a recipe: name one (`doubly list recipes` shows them), or leave it out")
     data, method, roots = (pop_flag(words, "--data"), pop_flag(words, "--method"), pop_flag([*words], "--data-root"))
     if configs and (name or data or method):
         raise UsageError("give a recipe, --config FILE, or --data with --method, not several of them")

@@ -11,6 +11,8 @@ from doubly.errors import UsageError
 from doubly.methods import Method
 from doubly.models import Model
 
+Sampling = Literal["shuffled", "balanced"]
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -65,6 +67,9 @@ class Run:
     """passes over the training images"""
     batch_size: int = 128
     """images per step, over all processes"""
+    sampling: Sampling = "shuffled"
+    """how batches are drawn. shuffled: each training image once per epoch; balanced: with replacement, all classes
+    equally often; not for methods that draw classes, or weigh them by their sizes, themselves"""
     warm_up: float = 0.0
     """share of training over which epsilon and the attack's step grow from 0 to their values"""
     ema_decay: float | None = None
@@ -102,6 +107,11 @@ class Run:
                 raise UsageError("an attack of 0 steps only adds noise: give at least 1 step, or the method standard")
         if self.epochs < 1 or self.batch_size < 1:
             raise UsageError(f"epochs and batch_size are at least 1, got {self.epochs} and {self.batch_size}")
+        if self.sampling == "balanced" and self.method.class_balance is not None:
+            raise UsageError(
+                f"the method {self.method.class_balance}, and with sampling balanced the sizes of the classes would "
+                "count twice: use sampling shuffled, or a method that leaves them alone, such as at"
+            )
         if self.microbatch is not None and self.microbatch < 1:
             raise UsageError(f"microbatch is at least 1 image, or none for whole batches, got {self.microbatch}")
         if not 0 <= self.warm_up < 1:

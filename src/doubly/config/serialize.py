@@ -13,7 +13,7 @@ from doubly.bilevel import STEP_RULES
 from doubly.config.hugging_face import HuggingFace
 from doubly.config.optimizers import OPTIMIZERS, InMemoryOptimizer
 from doubly.config.run import Run, Validation
-from doubly.config.user_code import InMemoryData, InMemoryModel, UserModel, WithOffsets
+from doubly.config.user_code import InMemoryData, InMemoryModel, UntrustedModel, UserModel, WithOffsets
 from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Data
 from doubly.errors import UsageError
 from doubly.losses import LOSSES
@@ -41,7 +41,8 @@ KINDS: dict[str, type] = {
     "validation": Validation,
     **{f"{table}.{name}": kind for table, kinds in _TABLES.items() for name, kind in kinds.items()},
 }
-_NAMES = {kind: name for name, kind in KINDS.items()}
+_NAMES = {kind: name for name, kind in KINDS.items()} | {UntrustedModel: "model.user"}
+EVERY_FUNCTION = "*"  # among trusted functions
 
 
 def parse_number(text: str) -> float:
@@ -77,12 +78,14 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(value: Any, where: str = "config") -> Any:
-    """Return the tree that `to_json` was given.
+def from_json(value: Any, where: str = "config", trusted: Collection[str] = ()) -> Any:
+    """Return the tree that `to_json` was given. No code is imported.
 
     Args:
         value: The JSON value.
         where: Name of this part, for messages.
+        trusted: Functions of networks that may be called later, or `EVERY_FUNCTION`; any other becomes an
+            `UntrustedModel`, which refuses to be built.
 
     Raises:
         UsageError: If a kind or field is unknown, missing or of the wrong type; the message names the part and the
@@ -101,7 +104,10 @@ def from_json(value: Any, where: str = "config") -> Any:
     for name, field in known_fields.items():
         if name not in value and field.default is MISSING and field.default_factory is MISSING:
             raise UsageError(f"{where} ({value['kind']}) lacks the field '{name}': add it")
-    return kind(**{key: _typed(item, hints[key], f"{where}.{key}") for key, item in value.items() if key != "kind"})
+    values = {key: _typed(v, hints[key], f"{where}.{key}", trusted) for key, v in value.items() if key != "kind"}
+    if kind is UserModel and not {values.get("function"), EVERY_FUNCTION} & set(trusted):
+        kind = UntrustedModel
+    return kind(**values)
 
 
 def suggestion(word: str, valid: Collection[str]) -> str:
@@ -119,13 +125,13 @@ def suggestion(word: str, valid: Collection[str]) -> str:
     return f": valid are {', '.join(sorted(valid))}" if valid else ""
 
 
-def _typed(value: Any, hint: Any, where: str) -> Any:
+def _typed(value: Any, hint: Any, where: str, trusted: Collection[str]) -> Any:
     """Return `value` as the annotation asks for it."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _typed(value, next(a for a in arguments if a is not type(None)), where)
+        return _typed(value, next(a for a in arguments if a is not type(None)), where, trusted)
     if origin is Literal:
         if value not in arguments:
             raise UsageError(f"{where} is {value!r}{suggestion(str(value), arguments)}")
@@ -133,7 +139,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             raise UsageError(f"{where} must be a list, got {value!r:.60}")
-        return tuple(_typed(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(_typed(item, arguments[0], f"{where}[{i}]", trusted) for i, item in enumerate(value))
     if hint is float and isinstance(value, str):
         return parse_number(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -142,7 +148,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         if type(value) is not hint:
             raise UsageError(f"{where} must be of type {hint.__name__}, got {value!r:.60}")
         return value
-    node = from_json(value, where)
+    node = from_json(value, where, trusted)
     if not isinstance(node, hint):
         raise UsageError(f"{where} must be a {hint.__name__}, but {value['kind']} is not one: see `doubly list kinds`")
     return node
@@ -169,7 +175,19 @@ def with_change(node: Any, path: str, value: Any) -> Any:
         if depth < len(names) - 1:
             parent = parent[name]
     parent[names[-1]] = {"kind": value} if isinstance(value, str) and value in KINDS else value
-    return from_json(tree)
+    return from_json(tree, trusted=_functions(node))
+
+
+def trust_code(node: Any) -> Any:
+    """Return the tree with every function that it names trusted: building its network imports and calls it."""
+    return from_json(to_json(node), trusted=(EVERY_FUNCTION,))
+
+
+def _functions(node: Any) -> list[str]:
+    """Return the trusted functions of a tree."""
+    if type(node) is UserModel:
+        return [node.function]
+    return [name for part in vars(node).values() if is_dataclass(part) for name in _functions(part)]
 
 
 def with_changes(node: Any, changes: Mapping[str, Any]) -> Any:

@@ -64,6 +64,17 @@ class UserModel(Model):
         return replace(self, weights=None)
 
 
+@dataclass(frozen=True)
+class UntrustedModel(UserModel):
+    """A function that a file names, such as a stranger's config.json. It is not imported until a person names it."""
+
+    def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        raise UsageError(
+            f"the configuration names code, {self.function!r:.80}, which is not run because a file asks for it: if you "
+            f"trust it, add --model {self.function:.80} or --trust-code (in Python architecture=UserModel(…))"
+        )
+
+
 def import_function(name: str) -> Callable[..., Any]:
     """Import a function written package.module:function, with the working directory on the import path.
 

@@ -162,11 +162,17 @@ def is_evaluated(path: Path, run: Run, attacks: Sequence[str], config: EvalConfi
             and (protocol["seed"], protocol["chunk"]) == (config.seed, config.chunk_size)
             and (tail["share"], tail["rounding"]) == (config.tail_share, config.tail_rounding)
             and (config.curve_images is None or _has_count(saved["curve"]["n"], config.curve_images, saved["n"]))
-            and _has_count(saved["n"], config.images, saved.get("test_images"))
+            and protocol.get("skip_images", 0) == config.skip_images
+            and _has_count(saved["n"], config.images, _available(saved))
             and ("ra_aa" not in keys or _has_count(saved["autoattack"]["n"], config.autoattack_images, saved["n"]))
         )
     except (UsageError, LookupError, TypeError, AttributeError):  # nothing there, or nothing that can be read
         return False
+
+
+def _available(saved: Mapping[str, Any]) -> int | None:
+    """Return the number of test images without those skipped; None in files of older versions."""
+    return saved["test_images"] - saved["protocol"].get("skip_images", 0) if "test_images" in saved else None
 
 
 def _has_count(n: int, requested: int | None, available: int | None) -> bool:

@@ -42,6 +42,8 @@ class EvalConfig:
     """seed of the random numbers of all attacks"""
     images: int | None = None
     """number of images to evaluate on, in the proportions of the classes and always the same ones; none: all"""
+    skip_images: int = 0
+    """number of images at the beginning of the set that are left out before `images` are taken"""
     chunk_size: int = 500
     """images that PGD attacks at a time; its random numbers depend on it"""
     autoattack_images: int | None = None
@@ -82,6 +84,8 @@ class EvalConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}")
+        if self.skip_images < 0:
+            raise UsageError(f"skip_images must be at least 0, got {self.skip_images}")
         if not 0 < self.tail_share <= 1:
             raise UsageError(f"tail_share is a share of the classes in (0, 1], got {self.tail_share}")
         if not all(r > 0 for r in self.weights_r):

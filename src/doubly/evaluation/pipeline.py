@@ -78,9 +78,10 @@ def _require_equal_tasks(task: EvalTask, communicator: Communicator) -> None:
 
 
 def _with_selected_images(task: EvalTask) -> EvalTask:
-    count = task.config.images
+    count, skip = task.config.images, task.config.skip_images
     validation = None if task.validation is None else select_images(task.validation, count)
-    return replace(task, images=select_images(task.images, count), validation=validation)
+    protocol = {**task.protocol, "skip_images": skip} if skip else task.protocol
+    return replace(task, images=select_images(task.images, count, skip), validation=validation, protocol=protocol)
 
 
 def _check(task: EvalTask, sample: Images, resources: Resources) -> dict[str, float]:

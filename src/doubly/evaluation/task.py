@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from doubly.callbacks import Callback
 from doubly.data import Images
 from doubly.data.holdout import stratified_subset
 from doubly.distributed import Communicator
+from doubly.errors import UsageError
 from doubly.evaluation.attacks import SelectedAttacks
 from doubly.evaluation.config import EvalConfig
 from doubly.evaluation.memory import MicrobatchLimit
@@ -56,8 +58,20 @@ class Resources:
     limit: MicrobatchLimit
 
 
-def select_images(images: Images, count: int | None) -> Images:
-    """Return at most `count` images, in the proportions of the classes and always the same; None returns all."""
+def select_images(images: Images, count: int | None, skip: int = 0) -> Images:
+    """Return a part of the images that is always the same.
+
+    Args:
+        images: The images.
+        count: Most images to return, in the proportions of the classes; None returns all.
+        skip: Number of images at the beginning to leave out before.
+
+    Raises:
+        UsageError: If none are left.
+    """
+    if skip >= len(images):
+        raise UsageError(f"skip_images leaves out {skip:,} of {len(images):,} images, so that none are left: lower it")
+    images = images.subset(torch.arange(skip, len(images))) if skip else images
     if count is None or count >= len(images):
         return images
     return images.subset(stratified_subset(images.y, count, seed=0))

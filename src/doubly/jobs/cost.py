@@ -25,7 +25,7 @@ from doubly.evaluation.config import EvalConfig
 from doubly.evaluation.predict import predict
 from doubly.evaluation.radius_curve import FACTORS
 from doubly.seeding import global_generators
-from doubly.training.passes import Passes, counted_passes, predicted_passes, random_images, tiny_network
+from doubly.training.passes import Passes, average_passes, counted_passes, holdout_batches, random_images, tiny_network
 from doubly.training.precision import Precision
 from doubly.training.recompute import recomputed_activations
 from doubly.training.setup import is_channels_last_faster
@@ -39,12 +39,13 @@ TRUST_STEPS = 11, 50  # further attack steps of the checks of trust at most: as 
 
 @dataclass(frozen=True)
 class DataSize:
-    """The size of a run's data: numbers of training and test images, shape of an image, number of classes."""
+    """The size of a run's data: numbers of training, test and held-out images, shape of an image, number of classes."""
 
     train: int
     test: int
     shape: tuple[int, ...]
     classes: int
+    held_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a run: passes of one step, and seconds of training and evaluation."""
+    """The estimated cost of a run: passes per step, with those on held-out images, and seconds of both phases."""
 
     step_passes: Passes
     train_seconds: float
@@ -99,8 +100,9 @@ def data_sizes(runs: Iterable[Run]) -> tuple[dict[Data, DataSize], list[str]]:
     for data in dict.fromkeys(run.data for run in runs):
         try:
             splits = load_splits(data)
-            train = train_split(data, splits).train
-            sizes[data] = DataSize(len(train), len(splits.test), tuple(train.x.shape[1:]), len(train.classes))
+            train, held_out = train_split(data, splits)
+            shape, count = tuple(train.x.shape[1:]), 0 if held_out is None else len(held_out)
+            sizes[data] = DataSize(len(train), len(splits.test), shape, len(train.classes), count)
         except UsageError as error:
             errors[str(error)] = None
     return sizes, list(errors)
@@ -117,8 +119,9 @@ def published_size(data: Data) -> DataSize:
         raise UsageError(f"the size of the dataset {name} is unknown without its files: give their folder")
     published = PUBLISHED[name]
     count = min(published.train, data.train_images or published.train)
-    remaining = data.imbalance.keep(torch.arange(count) % published.classes, published.classes)
-    return DataSize(len(remaining), published.test, published.shape, published.classes)
+    held_out = round(data.holdout * count)
+    remaining = data.imbalance.keep(torch.arange(count - held_out) % published.classes, published.classes)
+    return DataSize(len(remaining), published.test, published.shape, published.classes, held_out)
 
 
 def estimate_run(
@@ -135,13 +138,15 @@ def estimate_run(
         attacks: Attacks of the evaluation.
     """
     channels, classes = size.shape[0], size.classes
-    passes = predicted_passes(run.method, channels, classes)
+    epoch_steps = steps_per_epoch(size.train, run.batch_size)
+    driver = round((0.5 if run.data.driver_share is None else run.data.driver_share) * size.held_out)
+    share = holdout_batches(run.method, driver, run.batch_size, epoch_steps)
+    passes = average_passes(run.method, size.shape, classes, share)
     remaining = range(run.epochs - epochs, run.epochs)
     validations = sum((epoch + 1) % run.validation.every == 0 or epoch + 1 == run.epochs for epoch in remaining)
     validation_passes = _image_passes(run.validation.attack, ("pgd", "margin"), channels, classes)
     validation_seconds = min(run.validation.size, size.test) * times.attack_seconds(validation_passes)
-    steps = epochs * steps_per_epoch(size.train, run.batch_size)
-    train_seconds = steps * times.step_seconds(passes) + validations * validation_seconds
+    train_seconds = epochs * epoch_steps * times.step_seconds(passes) + validations * validation_seconds
     eval_seconds = 0.0 if evaluate is None else _evaluation_seconds(run, size, times, evaluate, tuple(attacks))
     return Estimate(passes, train_seconds, eval_seconds)
 

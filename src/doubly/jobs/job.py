@@ -83,6 +83,20 @@ class Job:
         """Return new callbacks for the run directory."""
         return [factory(self.output) for factory in self.callbacks]
 
+    def evaluate_trained(self, stop: Callable[[], bool]) -> None:
+        """Evaluate the trained network of the directory.
+
+        Args:
+            stop: Called regularly; True means to save and stop.
+
+        Raises:
+            Interrupted: If `stop` returned True.
+        """
+        if self.evaluate is not None:
+            callbacks = [*self.make_callbacks(), StopEvaluation(stop)]
+            root = self.run.data.root
+            evaluate_run(self.output, attacks=self.attacks, root=root, config=self.evaluate, callbacks=callbacks)
+
 
 class StopEvaluation(Callback):
     """Ends an evaluation on request. AutoAttack takes hours; the next evaluation continues from its saved state."""
@@ -119,10 +133,7 @@ def run_job(job: Job, stop: Callable[[], bool]) -> str | None:
     try:
         if not job.is_done:  # an earlier process may have finished it and died before it could say so
             train_run(job.run, job.output, resume=True, callbacks=job.make_callbacks(), stop=stop)
-            if job.evaluate is not None:
-                callbacks = [*job.make_callbacks(), StopEvaluation(stop)]
-                root = job.run.data.root
-                evaluate_run(job.output, attacks=job.attacks, root=root, config=job.evaluate, callbacks=callbacks)
+            job.evaluate_trained(stop)
     except Exception as error:  # one job that fails does not stop the others
         return f"{type(error).__name__}: {error}"
     return None

@@ -17,6 +17,7 @@ from rich.progress import (
 )
 
 from doubly.jobs.job import Job
+from doubly.text import printable_lines
 
 REFRESH_SECONDS = 1.0
 
@@ -51,7 +52,7 @@ def wait_for_jobs(futures: Mapping["Future[Any]", Job], console: Console, stop: 
             for job in ended:
                 if job.output not in printed:
                     printed.add(job.output)
-                    text = f"{len(printed)} of {len(futures)}: {job.output}"
+                    text = printable_lines(f"{len(printed)} of {len(futures)}: {job.output}")
                     console.print(text, highlight=False, markup=False, soft_wrap=True)
             if len(ended) == len(futures) or stop():
                 return

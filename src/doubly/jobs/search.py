@@ -19,6 +19,7 @@ from doubly.errors import UsageError
 from doubly.jobs.job import CallbackFactory, Job
 from doubly.jobs.pool import run_jobs
 from doubly.rundir import RunDir, read_metrics, write_json
+from doubly.text import printable_lines
 
 Space = Mapping[str, Sequence[Any]]
 """Values to try by dotted path, as in {"optimizer.lr.peak": [0.1, 0.2]}."""
@@ -128,7 +129,7 @@ def default_space(run: Run) -> dict[str, list[Any]]:
     space: dict[str, list[Any]] = {"epochs": [max(1, round(run.epochs * factor)) for factor in EPOCH_FACTORS]}
     settings = to_json(run)
     for path, factors in SETTING_FACTORS.items():
-        value = _setting(settings, path)
+        value = setting_at(settings, path)
         if value:
             space[path] = [value * factor for factor in factors]
     return space
@@ -147,11 +148,12 @@ def run_searches(searches: Sequence[Search], processes: int, console: Console) -
     """
     jobs = [job for search in searches for trial in search.jobs() for job in trial]
     for output, error in run_jobs(jobs, processes, console).items():
-        console.print(f"{output} failed and scores 0: {error}", highlight=False, markup=False, soft_wrap=True)
+        text = printable_lines(f"{output} failed and scores 0: {error}")
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     return [search.collect() for search in searches]
 
 
-def _setting(settings: Mapping[str, Any], path: str) -> Any:
+def setting_at(settings: Mapping[str, Any], path: str) -> Any:
     """Return the setting at a dotted path of a run's JSON form; None if there is none."""
     value: Any = settings
     for name in path.split("."):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from doubly.attacks import PGD, Attack, clean_logits
 from doubly.checks import check_logits
 from doubly.losses import CrossEntropy, Loss, sample_losses
-from doubly.methods.method import Method, require_counts
+from doubly.methods.method import DRAWS_CLASSES, WEIGHTS_BY_COUNTS, Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -32,7 +32,11 @@ class AT(Method):
     """what is minimized; one that compares with the clean logits (TRADES, MART) costs a pass more"""
     balance: Literal["none", "loss", "sampling"] = "none"
     """correction for class imbalance. loss: samples are weighted as if all classes were equally large;
-    sampling: all classes are drawn equally often"""
+    sampling: all classes are drawn equally often, as by the setting sampling of any run"""
+
+    @property
+    def class_balance(self) -> str | None:
+        return {"none": None, "loss": WEIGHTS_BY_COUNTS, "sampling": DRAWS_CLASSES}[self.balance]
 
     def init(self, counts: Tensor | None = None) -> State:
         if self.balance == "none":
@@ -40,7 +44,7 @@ class AT(Method):
         counts = require_counts(counts, f"balance {self.balance}")
         return {"counts": counts.double()}
 
-    def sampling(self, state: State) -> Tensor | None:
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
         if self.balance != "sampling":
             return None
         present = (state["counts"] > 0).double()

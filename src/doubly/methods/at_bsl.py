@@ -36,6 +36,10 @@ class ATBSL(Method):
         if not 0 <= self.tau < float("inf"):
             raise UsageError(f"tau scales the logarithm of the counts, a number from 0 on, got {self.tau:g}: try 1")
 
+    @property
+    def class_balance(self) -> str | None:
+        return "adjusts logits by the class counts" if self.tau else None
+
     def init(self, counts: Tensor | None = None) -> State:
         counts = require_counts(counts, "AT-BSL")
         return {"counts": counts.double()}

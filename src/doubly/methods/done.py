@@ -4,7 +4,9 @@
     outer   r log mean exp(l_i / r), whose gradient weights sample i by exp(l_i / r) / u
 
 u is a running average of mean exp(l_i / r). DONE-GD, DONE-PGD and DONE-ADAM are this with a barrier, sign or Adam step
-in the attack. Other divergences than KL are chosen by name, and `cap` bounds the weights.
+in the attack. Other divergences than KL are chosen by name, and `cap` bounds the weights. `eta` 1 takes the softmax of
+each batch instead of u. The recipes differ from the paper's text where that does not train well; `doubly train RECIPE
+--variant literal` has all of its literal values at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +60,8 @@ class DONE(Method):
     cap: float | None = None
     """largest weight of a sample, relative to equal weights; 1 is AT, none is the paper's rule"""
     mean_weight_limit: float | None = None
-    """keeps the mean weight of a batch within [1/limit, limit], for runs without cap; none is the paper's rule"""
+    """keeps the mean weight of a batch within [1/limit, limit], for runs without cap; none is the paper's rule.
+    metrics.jsonl has the share of an epoch's steps in which it acted (weight_limited)"""
     damping: float = 10.0
     """added to the barrier's curvature before it is inverted; 0 is the paper's rule"""
     implicit: Literal["exact", "first_order", "none"] = "exact"
@@ -224,4 +227,6 @@ class DONE(Method):
 
 
 def _objective(direction: Direction) -> Objective:
-    return Objective(direction.loss, direction.values, direction.cotangents, direction.aux, direction.state)
+    state = direction.state
+    record = {"weight_limited": state["limited"]} if "limited" in state else {}
+    return Objective(direction.loss, direction.values, direction.cotangents, direction.aux, state, record)

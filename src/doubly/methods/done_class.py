@@ -12,14 +12,21 @@ The two modes differ in how the class adversary chooses p:
   under attack. That is a game: each side answers the other, no F has this gradient, and no theorem covers it. The error
   has no useful gradient, but says better than the cross-entropy which class is weak.
 
+p acts as these weights, or in best_response in another way, with weights q_i:
+
+- sampling: an epoch is drawn by the p at its beginning, as in CFOL. The loss has the same expectation as with weights.
+- offsets: the loss is CE(z + b, y), b_c = -log(p_c M / M_c); for prior data that is -log(p_c / prior_c). At its minimum
+  over all functions softmax(z + b) are the class probabilities of the data at x, so that softmax(z) are those of
+  classes drawn by p, as at the minimum of the weighted loss. A constant in b cancels, so b is not centered.
+
 In either mode p_c <= class_cap / C. Errors are decayed counts of the attacked training images, or (driver holdout) of
 held-out, unaugmented images, which the method attacks every `interval` steps. A class counts one image more, with the
 mean error of all, so that few images do not decide alone.
 
-Limits, without caps and floor: R, r -> inf with a uniform prior is AT with balanced loss, with prior data AT. In mode
-gradient, one class, or R = r with prior data, is the paper's DONE; r -> inf, then R -> 0 is the mean loss of the worst
-class. The class means of a batch are divided by the batch's own counts, so DONE's u is met where these are those of the
-data.
+Limits, without caps and floor: R, r -> inf with a uniform prior is AT with balanced loss (action sampling: with
+balanced sampling; offsets: AT-BSL), with prior data AT. In mode gradient, one class, or R = r with prior data, is the
+paper's DONE; r -> inf, then R -> 0 is the mean loss of the worst class. The class means of a batch are divided by the
+batch's own counts, so DONE's u is met where these are those of the data.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +41,8 @@ from doubly.bilevel import ClassLogMeanExp, Diagonal, Terms, cid, tilted_probabi
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, needs_clean_logits, probability_margin, sample_losses
-from doubly.methods.method import Method, implicit_precision, require_counts
+from doubly.methods.method import DRAWS_CLASSES, WEIGHTS_BY_COUNTS, Method, implicit_precision, require_counts
+from doubly.methods.weighting import class_prior
 from doubly.schedules import Constant, Schedule
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
@@ -57,6 +65,8 @@ class DONEClass(Method):
     """best_response: classes are chosen by their error, a game; gradient: by the loss, the gradient of one function"""
     class_temperature: Schedule = field(default_factory=lambda: Constant(0.5))
     """R over training: small values follow the worst classes; 1e9 leaves the prior"""
+    action: Literal["weights", "sampling", "offsets"] = "weights"
+    """what p does in best_response: weighs samples, draws the classes of an epoch, or shifts logits in the loss"""
     class_cap: float | None = 2.0
     """largest probability of a class, in units of 1 / (number of classes); none for no bound"""
     prior: Literal["uniform", "data"] = "uniform"
@@ -97,10 +107,16 @@ class DONEClass(Method):
             raise UsageError(f"rate lies in (0, 1] and interval is at least 1, got {self.rate:g} and {self.interval}")
         if self.prior_weights and not (min(self.prior_weights) >= 0 and 0 < sum(self.prior_weights) < inf):
             raise UsageError(f"prior_weights are numbers from 0 on, not all of them 0, got {self.prior_weights}")
-        if not isfinite(self.logit_adjustment) or (self.logit_adjustment and needs_clean_logits(self.loss)):
+        shifted = self.logit_adjustment != 0 or self.action == "offsets"
+        if not isfinite(self.logit_adjustment) or (shifted and needs_clean_logits(self.loss)):
             raise UsageError(
-                f"logit_adjustment is a number, for a loss of the attacked images alone; got {self.logit_adjustment:g} "
-                f"and {type(self.loss).__name__}: use CrossEntropy, or logit_adjustment 0"
+                "logit_adjustment is a number, and like action offsets for a loss of the attacked images alone; got "
+                f"{self.logit_adjustment:g} and {type(self.loss).__name__}: use CrossEntropy, or neither of them"
+            )
+        if self.action != "weights" and (self.mode == "gradient" or self.logit_adjustment):
+            raise UsageError(
+                f"action {self.action} needs mode best_response and logit_adjustment 0, since p takes the place of the "
+                "class counts: use these, or action weights"
             )
         if not self.damping >= 0 or (self.implicit != "none" and not self.attack.threat.has_barrier):
             raise UsageError("implicit exact needs a LinfBall and a damping from 0 on: use these, or implicit none")
@@ -110,6 +126,10 @@ class DONEClass(Method):
         return self.implicit == "exact"
 
     @property
+    def class_balance(self) -> str | None:
+        return DRAWS_CLASSES if self.action == "sampling" else WEIGHTS_BY_COUNTS
+
+    @property
     def validation_interval(self) -> int | None:
         return self.interval if self.mode == "best_response" and self.driver == "holdout" else None
 
@@ -117,21 +137,15 @@ class DONEClass(Method):
         counts = require_counts(counts, "DONEClass")
         images, never = counts.new_zeros(2, len(counts), dtype=torch.float64), torch.full_like(counts[:1].repeat(2), -1)
         state = {"counts": counts.double(), "images": images, "validated": never}
-        self._prior(state)
+        if ((self._prior(state) == 0) & (counts > 0)).any() and self.action == "offsets":
+            raise UsageError("prior_weights must be above 0 for classes with training images: or use action weights")
         return state
 
     def _prior(self, state: State) -> Tensor:
-        """Return the prior, (classes,)."""
-        counts = state["counts"]
-        if not self.prior_weights:
-            weights = counts if self.prior == "data" else (counts > 0).double()
-        elif len(self.prior_weights) != len(counts):
-            raise UsageError(f"prior_weights has {len(self.prior_weights)} numbers for {len(counts)} classes")
-        else:
-            weights = torch.tensor(self.prior_weights, dtype=torch.float64, device=counts.device)
-            if ((weights > 0) & (counts == 0)).any():
-                raise UsageError("prior_weights must be 0 for a class without training images: set it to 0")
-        return weights / weights.sum()
+        return class_prior(state["counts"], self.prior, self.prior_weights)
+
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
+        return self.class_probabilities(state, progress) if self.action == "sampling" else None
 
     def class_scores(self, state: State) -> Tensor:
         """Return e, (classes,), from the decayed numbers of images and of errors."""
@@ -152,9 +166,18 @@ class DONEClass(Method):
 
     def composition(self, state: State, progress: float) -> ClassLogMeanExp:
         """Return the outer function at a share of training, with the class probabilities where errors choose them."""
-        p = self.class_probabilities(state, progress) if self.mode == "best_response" else None
+        p, shares = None, state["counts"] / state["counts"].sum()
+        if self.mode == "best_response":  # shares as p weigh the samples of all classes alike
+            p = self.class_probabilities(state, progress) if self.action == "weights" else shares
         temperatures = self.class_temperature.at(progress), self.temperature.at(progress)
-        return self._composition(state["counts"] / state["counts"].sum(), *temperatures, self._prior(state), p)
+        return self._composition(shares, *temperatures, self._prior(state), p)
+
+    def logit_shift(self, state: State, progress: float) -> Tensor | None:
+        """Return what the loss adds to the logits, (classes,), in float64; None for nothing."""
+        log_shares = (state["counts"] / state["counts"].sum()).clamp_min(1e-300).log()
+        if self.action == "offsets":
+            return log_shares - self.class_probabilities(state, progress).log().masked_fill(state["counts"] == 0, 0.0)
+        return self.logit_adjustment * log_shares if self.logit_adjustment else None
 
     def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         return Perturbation(self.attack(model, batch.x, batch.y, step.generator("attack")))
@@ -163,7 +186,7 @@ class DONEClass(Method):
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
     ) -> Tensor:
         with torch.no_grad(), frozen_statistics(model), implicit_precision(self.implicit, batch.x):
-            return self._rows(model, batch, state, perturbation.delta)[0]
+            return self._rows(model, batch, state, step, perturbation.delta)[0]
 
     def objective(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation | None = None
@@ -172,7 +195,7 @@ class DONEClass(Method):
         composition, gathered = self.composition(state, step.progress), []
 
         def problem(delta: Tensor) -> Terms:
-            rows, logits = self._rows(model, batch, state, delta)
+            rows, logits = self._rows(model, batch, state, step, delta)
             gathered.append(step.communicator.all_gather(rows.detach()))
             return Terms(rows[:, :2], -self.attack.loss(logits, batch.y), logits.detach())
 
@@ -186,24 +209,29 @@ class DONEClass(Method):
         images = self._count(state, gathered[0], 1 - self.rate) if counting else state["images"]
         new_state = {"counts": state["counts"], "images": images, "validated": state["validated"], **direction.state}
         losses, weights = direction.values[:, 0], direction.cotangents[:, 0]
-        record = {"largest_class_probability": composition.class_probabilities(direction.state).max()}
+        p = composition.class_probabilities(direction.state)
+        if self.action != "weights":
+            p = self.class_probabilities(state, step.progress)
+        record = {"largest_class_probability": p.max()}
         return Objective(direction.loss, losses, weights, direction.aux, new_state, record)
 
     def on_validation(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> State:
         delta = self.attack(model, batch.x, batch.y, step.generator("validation"))
         with torch.no_grad():
-            rows, _ = self._rows(model, batch, state, delta)
+            rows, _ = self._rows(model, batch, state, step, delta)
         now = torch.tensor([step.epoch, step.step]).to(state["validated"])
         decay = 1.0 if torch.equal(now, state["validated"]) else (1 - self.rate) ** self.interval  # once per batch
         return {**state, "images": self._count(state, step.communicator.all_gather(rows), decay), "validated": now}
 
-    def _rows(self, model: nn.Module, batch: Batch, state: State, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def _rows(
+        self, model: nn.Module, batch: Batch, state: State, step: TrainStep, delta: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return loss, class and score of each sample, (B, 3), and the logits."""
         logits = model(batch.x + delta)
         check_logits(logits, batch.y)
-        shares = (state["counts"] / state["counts"].sum()).clamp_min(1e-300)
-        adjusted = logits + self.logit_adjustment * shares.log().to(logits) if self.logit_adjustment else logits
-        losses = sample_losses(self.loss, adjusted, batch.y, lambda: clean_logits(model, batch.x))
+        shift = self.logit_shift(state, step.progress)
+        shifted = logits if shift is None else logits + shift.to(logits)
+        losses = sample_losses(self.loss, shifted, batch.y, lambda: clean_logits(model, batch.x))
         detached = logits.detach()
         errors = detached.argmax(1) != batch.y
         scores = errors if self.score == "error" else (1 - probability_margin(detached, batch.y)) / 2

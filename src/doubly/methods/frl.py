@@ -6,16 +6,25 @@
     lambda_c += rate (e_c - mean e - tolerance), then cut at 0 and shrunk to sum to `limit` at most; once per epoch
 
 e_c is the class's clean error for a, and for b, at twice the rate, its boundary error: the share that is classified
-correctly until it is attacked. delta maximizes the KL. While all multipliers are 0 this is TRADES. What differs:
+correctly until it is attacked. delta maximizes the KL. While all multipliers are 0 this is TRADES. With `remargin` the
+radius and step size of a class are multiplied by a factor as well (ReMargin), as its boundary error asks for:
+
+    log factor_c += remargin (boundary error_c - its mean - tolerance), cut to factors in [0.98, 3]; once per epoch
+
+What differs:
 
 - released code measures e on 300 held-out images per class before each epoch. A method sees training batches alone, so
   here e is counted over those of the epoch before, in training mode; it is lower than on held-out images.
+- its boundary error is accuracy minus accuracy under PGD-20 on the cross-entropy, and its mean is over samples:
+  here it counts samples that are right and then wrong, under the attack of training (K steps on the KL), and the mean
+  is over classes. A sample that the attack sets right lowers the released error and not ours.
 - its class weight 0.1 + 0.9 lambda_c - 0.1 (sum of the others) is for ten classes: 1/C here. `limit` is for each kind.
 - its rate halves every 40 epochs, and it runs 40 from a robust checkpoint: the rate stays, the start is the recipe's.
-- ReMargin, which widens epsilon class by class, is left out: a threat has one radius.
+- its steps in ReMargin are a quarter of the largest class radius for every class: here they scale with the class's.
 """
 
 from dataclasses import dataclass, field
+from math import log
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +35,8 @@ from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, kl_divergence
 from doubly.methods.method import Method
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
+
+FACTORS = (0.98, 3.0)  # smallest and largest factor of a class radius in ReMargin
 
 
 @dataclass(frozen=True)
@@ -42,19 +53,24 @@ class FRL(Method):
     """how far a class's error may exceed the mean error (0.1; with ReMargin 0.07)"""
     limit: float = 0.5
     """largest sum of the multipliers of one kind; no class weighs less than (1 - limit) / C"""
+    remargin: float = 0.0
+    """how fast the radius of a class follows its boundary error, by epoch; 0: one radius; released: 0.4"""
 
     def __post_init__(self) -> None:
-        if not all(0 <= value < float("inf") for value in (self.beta, self.rate, self.tolerance)):
-            raise UsageError(
-                "beta, rate and tolerance are numbers from 0 on, got "
-                f"beta={self.beta:g}, rate={self.rate:g}, tolerance={self.tolerance:g}"
-            )
+        settings = {name: getattr(self, name) for name in ("beta", "rate", "tolerance", "remargin")}
+        if not all(0 <= value < float("inf") for value in settings.values()):
+            values = ", ".join(f"{name}={value:g}" for name, value in settings.items())
+            raise UsageError(f"beta, rate, tolerance and remargin are numbers from 0 on, got {values}")
         if not 0 <= self.limit < 1:
             raise UsageError(f"limit must lie in [0, 1), got {self.limit:g}: from 1 on a class may weigh nothing")
         self.attack.check_divergence()
 
     def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
-        return Perturbation(self.attack.maximize_divergence(model, batch.x, batch.y, step.generator("attack")))
+        attack = self.attack
+        if self.remargin and state:  # before the first batch all factors are 1
+            log_factors = self.state_at(state, state["tally"], step.epoch)["log_factors"]
+            attack = attack.with_class_factors(log_factors.exp())
+        return Perturbation(attack.maximize_divergence(model, batch.x, batch.y, step.generator("attack")))
 
     def shared_values(
         self, model: nn.Module, batch: Batch, state: State, step: TrainStep, perturbation: Perturbation
@@ -98,20 +114,31 @@ class FRL(Method):
         now = torch.full((), epoch, device=logits.device)
         if not state:  # the first logits tell the number of classes
             zeros = logits.new_zeros(3, logits.shape[1], dtype=torch.float64)
-            return {"multipliers": zeros[:2].clone(), "tally": zeros, "epoch": now}
+            initial = {"multipliers": zeros[:2].clone(), "tally": zeros, "epoch": now}
+            return initial | ({"log_factors": zeros[0].clone()} if self.remargin else {})
         old, tally = state["multipliers"], state["tally"]
         same_epoch = now == state["epoch"]
         multipliers = torch.where(same_epoch, old, self.updated_multipliers(old, tally))
-        return {"multipliers": multipliers, "tally": torch.where(same_epoch, tally, 0.0), "epoch": now}
+        new_state = {"multipliers": multipliers, "tally": torch.where(same_epoch, tally, 0.0), "epoch": now}
+        if self.remargin:
+            log_factors = state["log_factors"]
+            updated = (log_factors + self.remargin * self.gaps(tally)[1]).clamp(log(FACTORS[0]), log(FACTORS[1]))
+            new_state["log_factors"] = torch.where(same_epoch, log_factors, updated)
+        return new_state
 
     def updated_multipliers(self, multipliers: Tensor, tally: Tensor) -> Tensor:
         """Return lambda, (2, classes), clean and boundary, from (images, clean errors, boundary errors) per class."""
+        gaps = self.gaps(tally)
+        rates = self.rate * torch.tensor([[1.0], [2.0]]).to(gaps)
+        moved = (multipliers + rates * gaps).clamp_min(0)
+        return moved * (self.limit / moved.sum(1, keepdim=True).clamp_min(1e-300)).clamp_max(1)
+
+    def gaps(self, tally: Tensor) -> Tensor:
+        """Return by how much each error exceeds mean and tolerance, (2, classes); 0 for classes without images."""
         present = tally[0] > 0
         errors = tally[1:] / tally[0].clamp_min(1)
         gaps = errors - errors.sum(1, keepdim=True) / present.sum().clamp_min(1) - self.tolerance
-        rates = self.rate * torch.tensor([[1.0], [2.0]]).to(errors)
-        moved = torch.where(present, multipliers + rates * gaps, multipliers).clamp_min(0)
-        return moved * (self.limit / moved.sum(1, keepdim=True).clamp_min(1e-300)).clamp_max(1)
+        return torch.where(present, gaps, 0.0)
 
 
 def class_weights(multipliers: Tensor) -> Tensor:

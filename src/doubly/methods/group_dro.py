@@ -20,7 +20,7 @@ from doubly.attacks import PGD, Attack, clean_logits, frozen_statistics
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, sample_losses
-from doubly.methods.method import Method, require_counts
+from doubly.methods.method import WEIGHTS_BY_COUNTS, Method, require_counts
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -43,6 +43,10 @@ class GroupDRO(Method):
                 f"eta and adjustment are numbers from 0 on, got eta={self.eta:g}, adjustment={self.adjustment:g}: "
                 "published are eta 0.01 and adjustments from 0 to 5"
             )
+
+    @property
+    def class_balance(self) -> str | None:
+        return WEIGHTS_BY_COUNTS
 
     def init(self, counts: Tensor | None = None) -> State:
         counts = require_counts(counts, "group DRO")

@@ -13,6 +13,9 @@ from doubly.distributed.microbatch import WholeBatch
 from doubly.errors import UsageError
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
+DRAWS_CLASSES = "draws classes itself"  # answers of `Method.class_balance`
+WEIGHTS_BY_COUNTS = "weights classes by their counts"
+
 
 class Method:
     """A way to train: the objective of one batch, and what it remembers between batches.
@@ -34,6 +37,14 @@ class Method:
         return False
 
     @property
+    def class_balance(self) -> str | None:
+        """What the method does about class sizes itself, as `draws classes itself`; None if nothing.
+
+        It would happen twice if the run drew all classes equally often as well.
+        """
+        return None
+
+    @property
     def validation_interval(self) -> int | Literal["epoch"] | None:
         """Steps between two calls of `on_validation`; "epoch" for all held-out images after each epoch; None: never."""
         return None
@@ -52,11 +63,12 @@ class Method:
         """
         return {}
 
-    def sampling(self, state: State) -> Tensor | None:
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
         """Return class probabilities to draw the next epoch by, or None for one pass over the data.
 
         Args:
             state: What the last objective, or `init`, returned.
+            progress: Share of training at the beginning of the epoch.
 
         Returns:
             One probability per class, (classes,), or None.
@@ -240,14 +252,18 @@ class MethodWrapper:
         return self.method.needs_second_derivatives
 
     @property
+    def class_balance(self) -> str | None:
+        return self.method.class_balance
+
+    @property
     def validation_interval(self) -> int | Literal["epoch"] | None:
         return self.method.validation_interval
 
     def init(self, counts: Tensor | None = None) -> State:
         return self.method.init(counts)
 
-    def sampling(self, state: State) -> Tensor | None:
-        return self.method.sampling(state)
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
+        return self.method.sampling(state, progress)
 
     def recorded_state(self, state: State) -> dict[str, float]:
         return self.method.recorded_state(state)

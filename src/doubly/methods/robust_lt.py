@@ -66,8 +66,8 @@ class RobustLT(MethodWrapper, Method):  # type: ignore[override]  # attack is a 
         counts = require_counts(counts, "RobustLT")
         return {**self.method.init(counts), FACTORS: self.class_factors(counts)}
 
-    def sampling(self, state: State) -> Tensor | None:
-        return self.method.sampling(_inner(state))
+    def sampling(self, state: State, progress: float = 0.0) -> Tensor | None:
+        return self.method.sampling(_inner(state), progress)
 
     def class_factors(self, counts: Tensor) -> Tensor:
         """Return epsilon_c / epsilon at the end of the ramp, (classes,), from the training images per class."""

@@ -152,7 +152,9 @@ def run_images(run: Run, config: RepairConfig) -> RepairImages:
     Raises:
         UsageError: If there are none, or too few.
     """
-    held_out, splits, notes = held_out_images(run.data, trained_here=True)
+    held_out, splits, notes = held_out_images(
+        run.data, trained_here=True, method_learns=run.method.validation_interval is not None
+    )
     held_out, duplicates = without_test_images(held_out, splits.test)
     parts = divide(held_out, config)
     return parts._replace(notes=[*notes, *duplicates, *parts.notes])

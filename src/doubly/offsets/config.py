@@ -8,6 +8,7 @@ from doubly.errors import UsageError
 FitLoss = Literal["margin", "cross_entropy"]
 FIRST_ATTACK = 5  # times as many steps for the first attack, which starts at random, as for each later one
 MAX_ATTACK_STEPS = 100  # of each image, in the whole fit
+Split = Literal["test", "validation"]
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
 MAX_SCALE = 10.0
 _COUNTS = ("rounds", "attack_steps", "steps", "images", "judge_images", "chunk_size")
@@ -96,8 +97,13 @@ class FrontierConfig:
     """factors of the fitted offsets, 0 among them; above 1 they go on beyond the fit"""
     attack: str = "margin"
     """attack under which average and tail are measured; a name from `doubly list attacks`"""
+    split: Split = "test"
+    """test images, or the held-out images that neither the method nor the fit used, to choose by; the run then needs
+    data.driver_share"""
     images: int | None = 1000
-    """number of test images, in the proportions of the classes; none: all"""
+    """number of these images, in the proportions of the classes; none: all"""
+    skip_images: int = 0
+    """number of images at the beginning of the set that are left out before"""
     eval_seed: int = 0
     """seed of the attack"""
 
@@ -108,3 +114,7 @@ class FrontierConfig:
             )
         if self.images is not None and self.images < 1:
             raise UsageError(f"images must be at least 1, or none for all, got {self.images}")
+        if self.skip_images < 0:
+            raise UsageError(f"skip_images must be at least 0, got {self.skip_images}")
+        if self.split not in get_args(Split):
+            raise UsageError(f"split is one of {', '.join(get_args(Split))}, got '{self.split}'")

@@ -17,7 +17,7 @@ from doubly.offsets.result import RepairResult
 from doubly.rundir import RunDir, write_json
 from doubly.text import method_label
 
-WEIGHTS, REPAIR = "weights.safetensors", "repair.json"
+WEIGHTS = "weights.safetensors"
 LABEL = "{} repaired"
 
 
@@ -42,7 +42,7 @@ def write_network(result: RepairResult, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in result.model.state_dict().items()}
     safetensors.torch.save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    write_json(folder / REPAIR, result.summary())
+    write_json(RunDir(folder).repair, result.summary())
 
 
 def write_run_dir(
@@ -62,11 +62,11 @@ def write_run_dir(
     label = LABEL.format(run.label or method_label(run.name))
     repaired = replace(run, label=label, ema_decay=None, model=model if result.layer else WithOffsets(model))
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: value for name, value in info.items() if name not in ("schema", "checksums")}
+    kept = {name: value for name, value in info.items() if name not in ("schema", "checksums", "config_sha256")}
     checkpoint = Checkpoint({"model": dict(result.model.state_dict())}, {**kept, "repaired": True})
     save_checkpoint(RunDir(folder).checkpoints, "last", checkpoint)
     for file in (RunDir(source).environment, RunDir(source).metrics):
         if file.is_file():
             shutil.copyfile(file, folder / file.name)
-    write_json(folder / REPAIR, result.summary())
+    write_json(RunDir(folder).repair, result.summary())
     write_json(RunDir(folder).config, to_json(repaired))  # last: a folder with a config.json is a complete run

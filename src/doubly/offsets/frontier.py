@@ -25,9 +25,11 @@ from doubly.evaluation.metrics import Bools, Ints
 from doubly.evaluation.network import model_sha256
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.task import select_images
+from doubly.models import Model
 from doubly.models.shifted import ShiftedLogits
 from doubly.offsets.api import fit_network, run_images, with_root
 from doubly.offsets.config import FrontierConfig, RepairConfig
+from doubly.offsets.held_out import validation_images
 from doubly.report.frontier import SCHEMA, read_frontier
 from doubly.rundir import RunDir, write_json
 from doubly.text import method_label
@@ -55,6 +57,7 @@ def frontier_run(
     path: Path,
     *,
     checkpoint: str = "last",
+    architecture: Model | None = None,
     device: str = "auto",
     threat: Threat | None = None,
     root: str | None = None,
@@ -64,11 +67,14 @@ def frontier_run(
 ) -> Frontier:
     """Evaluate the network of a run directory along its class offsets, and write frontier.json and frontier.npz.
 
+    With split validation these are frontier-validation.json and frontier-validation.npz.
+
     A frontier that was made with the same network and settings is read and not computed again.
 
     Args:
         path: The run directory.
         checkpoint: Name of the checkpoint: last or best.
+        architecture: What builds the network, if not the run's own configuration.
         device: auto, cpu, cuda, …
         threat: Another threat than that of the run's validation.
         root: Folder with the dataset's files, if not the one used in training.
@@ -85,30 +91,28 @@ def frontier_run(
     """
     config, repair, callback = config or FrontierConfig(), repair or RepairConfig(), CallbackList(callbacks)
     run = with_root(load_run(path), root)
-    model = load_model_and_info(path, checkpoint, None)[0].to(select_device(device, SINGLE_PROCESS))
+    model = load_model_and_info(path, checkpoint, architecture)[0].to(select_device(device, SINGLE_PROCESS))
     pgd = run.validation.attack if threat is None else reference_pgd(threat)
     attacks = select_attacks(config.attack, pgd, config.eval_seed)
     if attacks.ensemble is not None:
         raise UsageError(
-            "a frontier takes an attack with one perturbation per image, not AutoAttack: use margin or pgd"
+            "a frontier takes an attack with one perturbation per image, not AutoAttack: use strong or margin"
         )
-    test = select_images(load_splits(run.data).test, config.images)
+    images, parts = _images(run, config), run_images(run, repair)
     protocol = {
         **describe_attacks(attacks.attacks),
-        "name": config.attack,
-        "n": len(test),
-        "seed": config.eval_seed,
-        "data_sha256": test.sha256(),
+        **_describe_images(images, config),
         "checkpoint": checkpoint,
         "model_sha256": model_sha256(model),
-        "scales": list(config.scales),
         "repair": asdict(repair),
+        "fit_sha256": parts.fit.sha256(),
     }
-    if (saved := _read_saved(path, run, protocol)) is not None:
-        callback.on_message(f"{path}: frontier.json was made with the same network and settings, and is reused")
+    file = RunDir(path).frontier if config.split == "test" else RunDir(path).validation_frontier
+    if (saved := _read_saved(file, run, protocol)) is not None:
+        callback.on_message(f"{path}: {file.name} was made with the same network and settings, and is reused")
         return saved
-    fit, notes = fit_network(model, run_images(run, repair), pgd.threat, repair, callback)
-    results = _evaluate_scales(model, fit.offsets, test, attacks.attacks, config, callback)
+    fit, notes = fit_network(model, parts, pgd.threat, repair, callback)
+    results = _evaluate_scales(model, fit.offsets, images, attacks.attacks, config, callback)
     summary = {
         "schema": SCHEMA,
         "label": _label(run),
@@ -121,14 +125,36 @@ def frontier_run(
     frontier = Frontier(
         _label(run), summary, np.stack([result.correct[config.attack] for _, result in results]), results[0][1].y
     )
-    _write(path, frontier)
+    np.savez_compressed(file.with_suffix(".npz"), correct=frontier.correct, y=frontier.y)
+    write_json(file, frontier.summary)
     return frontier
+
+
+def _images(run: Run, config: FrontierConfig) -> Images:
+    if config.split == "test":
+        images = load_splits(run.data).test
+    else:
+        images = validation_images(run.data, method_learns=run.method.validation_interval is not None)
+    return select_images(images, config.images, config.skip_images)
+
+
+def _describe_images(images: Images, config: FrontierConfig) -> dict[str, Any]:
+    """Return the fields of the protocol about the images and how they are evaluated."""
+    return {
+        "name": config.attack,
+        **({"split": config.split} if config.split != "test" else {}),
+        **({"skip_images": config.skip_images} if config.skip_images else {}),
+        "n": len(images),
+        "seed": config.eval_seed,
+        "data_sha256": images.sha256(),
+        "scales": list(config.scales),
+    }
 
 
 def _evaluate_scales(
     model: nn.Module,
     offsets: torch.Tensor,
-    test: Images,
+    images: Images,
     attacks: Any,
     config: FrontierConfig,
     callback: Callback,
@@ -137,7 +163,7 @@ def _evaluate_scales(
     device = model_device(model)
     for scale in sorted(config.scales):
         network = ShiftedLogits(model, scale * offsets.to(device))
-        results.append((scale, evaluate(network, test, None, attacks, trust=False, seed=config.eval_seed)))
+        results.append((scale, evaluate(network, images, None, attacks, trust=False, seed=config.eval_seed)))
         callback.on_message(f"offsets x {scale:g}: {_describe(results[-1][1], config.attack)}")
     return results
 
@@ -156,18 +182,13 @@ def _label(run: Run) -> str:
     return run.label or method_label(run.name)
 
 
-def _write(path: Path, frontier: Frontier) -> None:
-    np.savez_compressed(path / "frontier.npz", correct=frontier.correct, y=frontier.y)
-    write_json(RunDir(path).frontier, frontier.summary)
-
-
-def _read_saved(path: Path, run: Run, protocol: dict[str, Any]) -> Frontier | None:
-    """Return the frontier in a run directory if it was made with the same network and settings."""
+def _read_saved(file: Path, run: Run, protocol: dict[str, Any]) -> Frontier | None:
+    """Return the frontier in a file if it was made with the same network and settings."""
     try:
-        saved = read_frontier(path)
+        saved = read_frontier(file)
         if saved is None or {**saved["protocol"]} != _as_json(protocol):
             return None
-        with np.load(path / "frontier.npz", allow_pickle=False) as arrays:
+        with np.load(file.with_suffix(".npz"), allow_pickle=False) as arrays:
             return Frontier(_label(run), saved, arrays["correct"], arrays["y"])
     except (UsageError, OSError, LookupError, ValueError):  # nothing that can be read: computed again
         return None

@@ -9,6 +9,7 @@ import torch
 
 from doubly.data import Data, Images, Splits, load_splits, train_split
 from doubly.data.holdout import holdout, stratified_subset
+from doubly.data.splits import divide_holdout
 from doubly.errors import UsageError
 from doubly.evaluation.intervals import wilson
 from doubly.offsets.config import RepairConfig
@@ -33,15 +34,17 @@ class RepairImages(NamedTuple):
     notes: list[str]
 
 
-def held_out_images(data: Data, *, trained_here: bool) -> tuple[Images, Splits, list[str]]:
-    """Return the training images of a dataset that a network has not been trained on.
+def held_out_images(data: Data, *, trained_here: bool, method_learns: bool = False) -> tuple[Images, Splits, list[str]]:
+    """Return the training images of a dataset that a network has not been trained on and nothing is selected on.
 
-    These are the hold-out; without one, the training images that `train_images` leaves out.
+    These are the hold-out, or of a divided one the driver's part; without a hold-out, the training images that
+    `train_images` leaves out.
 
     Args:
         data: The data of the run.
         trained_here: Whether the network was trained on `data`. If not, all training images are taken where none are
             held out, and a note says so.
+        method_learns: Whether the method learned from held-out images, so that the hold-out is divided.
 
     Returns:
         The images, the dataset, and notes.
@@ -51,8 +54,11 @@ def held_out_images(data: Data, *, trained_here: bool) -> tuple[Images, Splits, 
     """
     splits = load_splits(data)
     held_out = train_split(data, splits).held_out
-    if held_out is not None:
-        return held_out, splits, []
+    driver, validation = divide_holdout(data, held_out, method_learns)
+    if driver is not None:
+        return driver, splits, [f"held-out images: the {len(driver):,} of the driver's part; the others only select"]
+    if validation is not None:
+        return validation, splits, []
     every = load_splits(replace(data, train_images=None)).train
     unused = every.subset(~torch.isin(every.ids, splits.train.ids))
     if len(unused):
@@ -67,6 +73,24 @@ def held_out_images(data: Data, *, trained_here: bool) -> tuple[Images, Splits, 
         "them, its errors there are too small: name a part by --set data.holdout=0.1, or other images"
     )
     return splits.train, splits, [note]
+
+
+def validation_images(data: Data, *, method_learns: bool) -> Images:
+    """Return the held-out images that neither a method nor a repair learns from.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    held_out = train_split(data, load_splits(data)).held_out
+    driver, validation = divide_holdout(data, held_out, method_learns)
+    if validation is None:
+        raise UsageError("the run holds no images out, so that none can validate: train with --data.holdout 0.2")
+    if driver is None:
+        raise UsageError(
+            "the run does not divide its hold-out, so that the offsets would be fitted on the images that validate "
+            "them: train with --data.driver-share 0.5, or use --split test"
+        )
+    return validation
 
 
 def without_test_images(held_out: Images, test: Images | None) -> tuple[Images, list[str]]:
@@ -107,6 +131,11 @@ def divide(held_out: Images, config: RepairConfig) -> RepairImages:
     )
     fit = fit.subset(stratified_subset(fit.y, config.images, config.seed))
     judge = judge.subset(stratified_subset(judge.y, config.judge_images, config.seed))
+    if (left := len(torch.unique(fit.y))) < 2:
+        raise UsageError(
+            f"{_images(len(fit))} of {left} class would be left to fit on, of {len(held_out):,} held out, and offsets "
+            "shift the decision between classes: hold out more, or raise images or fit_share"
+        )
     missing = [name for name, count in zip(fit.classes, fit.counts().tolist(), strict=True) if count == 0]
     notes = [f"no held-out images to fit on of {_listed(missing)}: the offset stays 0"] if missing else []
     return RepairImages(fit, judge, notes)
@@ -128,9 +157,13 @@ def notes_on_few_images(fit: Images, errors: torch.Tensor) -> list[str]:
     low, high = wilson(round(error * count), count)
     return [
         f"fewer than {FEW_IMAGES} images to fit on of {_listed([fit.classes[label] for label in few])}: of the error "
-        f"of {fit.classes[smallest]} ({count} images) they say only that it lies in {low:.0%} to {high:.0%}, so its "
+        f"of {fit.classes[smallest]} ({_images(count)}) they say only that it lies in {low:.0%} to {high:.0%}, so its "
         "offset is uncertain"
     ]
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'s' * (count != 1)}"
 
 
 def _listed(names: list[str]) -> str:

@@ -19,7 +19,7 @@ from doubly.data import Balanced, Digits, StepImbalance
 from doubly.methods import DONE
 from doubly.models import SmallCNN
 from doubly.recipes.methods import FAST as FAST_NAMES
-from doubly.recipes.methods import FAST_EPOCHS, LABELS, TABLES, holdout_share, methods
+from doubly.recipes.methods import FAST_EPOCHS, LABELS, SAMPLING, TABLES, holdout_share, methods
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -65,6 +65,7 @@ def unsearched(method: str, imbalanced: bool) -> Run:
         optimizer=SGD(lr=Cyclic(0.1)),
         validation=Validation(every=10, attack=attack(steps=20)),
         epochs=FAST_EPOCHS if method in FAST else 60,
+        sampling=SAMPLING.get(method, "shuffled"),
         channels_last="no",
     )
 

@@ -29,7 +29,7 @@ from doubly.data import (
 from doubly.data.download.published import PUBLISHED
 from doubly.methods import DONE, Method
 from doubly.models import NarrowResNet, ResNet18
-from doubly.recipes.methods import FAST, FAST_EPOCHS, LABELS, TABLES, holdout_share, methods
+from doubly.recipes.methods import FAST, FAST_EPOCHS, LABELS, SAMPLING, TABLES, holdout_share, methods
 from doubly.schedules import Cyclic
 from doubly.threat import LinfBall
 
@@ -115,6 +115,7 @@ def paper_recipe(dataset: str, method: str, imbalanced: bool) -> Run:
         optimizer=SGD(lr=Cyclic(setting.peak)),
         validation=Validation(attack=PGD(LinfBall(8 / 255), 20, SignStep(2 / 255))),
         epochs=FAST_EPOCHS if method in FAST else 60,
+        sampling=SAMPLING.get(method, "shuffled"),
         warm_up=setting.warm_up,
     )
 

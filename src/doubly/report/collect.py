@@ -90,7 +90,8 @@ def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
 
 def _conditions(run: RunResult) -> dict[str, Any]:
     """Return the training data and the protocol of the evaluation, without AutoAttack."""
-    data = {key: value for key, value in run.choices.items() if key.startswith("data.")}
+    # A setting of a later version is missing in older files, and None where it is not used.
+    data = {key: value for key, value in run.choices.items() if key.startswith("data.") and value is not None}
     classes = {"images": run.evaluation["n"], "classes": list(run.evaluation["per_class"])}
     return {**data, **flatten(run.evaluation["protocol"]), **classes, **run.tail}
 
@@ -113,11 +114,14 @@ def _by_autoattack(runs: list[RunResult]) -> list[list[RunResult]]:
 
 
 def _by_method(runs: list[RunResult]) -> dict[str, list[RunResult]]:
-    """Group seeds by method; a run of the same method with other settings gets a label that says which."""
+    """Group seeds by method, repaired networks behind those that they come from.
+
+    A run of the same method with other settings gets a label that says which.
+    """
     methods: dict[str, list[RunResult]] = {}
     first_runs: dict[str, RunResult] = {}
-    order = {label: index for index, label in enumerate(FIRST_ROWS)}
-    for run in sorted(runs, key=lambda run: order.get(run.method, len(order))):
+    order = list(dict.fromkeys([*FIRST_ROWS, *(run.origin for run in runs)]))
+    for run in sorted(runs, key=lambda run: (order.index(run.origin), run.is_repaired)):
         usual, choices = first_runs.setdefault(run.method, run).choices, run.choices
         changes = [
             describe_setting(key, choices.get(key))

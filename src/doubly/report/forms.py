@@ -55,13 +55,13 @@ def csv(tables: Sequence[Table]) -> str:
     """Return all tables as one sheet with unrounded numbers; each row carries the title and the notes of its table."""
     rows = [
         {
-            "table": table.title,
+            "table": escape_csv(table.title),
             **{
                 name: value
                 for column, cell in zip(table.columns, row, strict=True)
-                for name, value in _values(column.title, cell)
+                for name, value in _values(escape_csv(column.title), cell)
             },
-            "notes": " ".join(table.notes),
+            "notes": escape_csv(" ".join(table.notes)),
         }
         for table in tables
         for row in table.rows

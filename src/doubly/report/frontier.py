@@ -18,17 +18,25 @@ from doubly.rundir import RunDir, read_tree
 Floats = npt.NDArray[np.float64]
 SCHEMA = 1
 MAX_LOSS = 0.005  # of the average, relative to the first network as trained, that may be given for the tail
-SHARED = ("name", "n", "seed", "data_sha256", "attack", "attacks")  # of the protocols of frontiers that compare
+SHARED = (
+    "name",
+    "split",
+    "skip_images",
+    "n",
+    "seed",
+    "data_sha256",
+    "attack",
+    "attacks",
+)  # of the protocols of frontiers that compare
 GRID = 201  # averages at which the heights of two paths are compared
 
 
-def read_frontier(path: Path) -> dict[str, Any] | None:
-    """Return the frontier.json of a run directory; None if there is none.
+def read_frontier(file: Path) -> dict[str, Any] | None:
+    """Return the contents of a frontier.json; None if there is no such file.
 
     Raises:
         UsageError: If the file is damaged, or of another version.
     """
-    file = RunDir(path).frontier
     if not file.is_file():
         return None
     frontier = read_tree(file)
@@ -38,7 +46,7 @@ def read_frontier(path: Path) -> dict[str, Any] | None:
     is_valid = is_valid and all(_are_intervals(point) for point in points or ())
     is_valid = is_valid and any(point["scale"] == 0 for point in points or ())
     if frontier.get("schema") != SCHEMA or not is_valid or not isinstance(frontier.get("protocol"), dict):
-        raise UsageError(f"{file} is damaged or of another version: delete it and run `doubly frontier {path}` again")
+        raise UsageError(f"{file} is damaged or of another version: delete it and run `doubly frontier` again")
     return frontier
 
 
@@ -121,7 +129,7 @@ def frontiers_of(methods: Mapping[str, Sequence[RunResult]]) -> dict[str, list[d
     first: dict[str, Any] | None = None
     for label, runs in methods.items():
         for run in runs:
-            one = read_frontier(run.path)
+            one = read_frontier(RunDir(run.path).frontier)
             if one is None:
                 continue
             first = first or one

@@ -31,6 +31,7 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
         *_other_radius(comparison),
         *_dead_classes(comparison),
         *_autoattack(comparison),
+        *_repaired(comparison),
         *_missing_seeds(comparison),
         *(["The rows have different seeds."] if not alike else []),
         *(f"{label} has several runs of the same seed." for label in repeated),
@@ -83,6 +84,17 @@ def _autoattack(comparison: Comparison) -> list[str]:
     if settings is None:
         return []
     return [f"RA-AA: all four attacks of AutoAttack ({settings['reference']}) on n = {settings['n']} of the images."]
+
+
+def _repaired(comparison: Comparison) -> list[str]:
+    labels = [label for label, runs in comparison.methods.items() if runs[0].is_repaired]
+    origins = dict.fromkeys(comparison.methods[label][0].origin for label in labels)
+    if not labels:
+        return []
+    return [
+        f"{', '.join(labels)}: networks of {', '.join(origins)} with class offsets, fitted on held-out images; "
+        "seconds, passes and learning curves are those of the training before."
+    ]
 
 
 def _missing_seeds(comparison: Comparison) -> list[str]:

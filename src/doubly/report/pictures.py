@@ -13,7 +13,7 @@ from doubly.report.run_result import RunResult
 from doubly.rundir import RunDir
 
 Wanted = tuple[str, str, str, Callable[[Path], bool]]  # name of the file, title, caption, function that draws
-WIDE = ("per_class", "confusion", "weights", "curves")
+WIDE = ("per_class", "confusion", "weights", "curves", "margins")
 MAIN_METHOD = "DONE"  # beginning of the labels that are shown where there is no room for all methods
 
 
@@ -92,6 +92,13 @@ def _sample_figures(comparison: Comparison) -> list[Wanted]:
     methods, run = comparison.methods, _example_run(comparison)
     run_name = f"{_label(comparison, run)}, seed {run.seed}"
     return [
+        (
+            "margins",
+            "Logit margins under attack",
+            "Share of the test images by logit margin under the margin attack, of all seeds together; on the right in "
+            "units of the standard deviation of the network's clean margins.",
+            partial(figures.margin_histograms, methods),
+        ),
         (
             "margin",
             "Weight against margin",

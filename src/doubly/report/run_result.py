@@ -27,6 +27,7 @@ OPTIONAL: dict[str, Any] = {
     "weights": list,
     "epoch": NUMBER,
 }
+REPAIRED = " repaired"  # end of the label of a repaired network
 PASSES = ("passes_forward", "passes_backward")
 # Numbers in a row of metrics.jsonl.
 ROW = ("epoch", *(key for key, metric in METRICS.items() if not metric.field), *PASSES, "peak_memory")
@@ -71,6 +72,16 @@ class RunResult:
     def method(self) -> str:
         """The label of the method in tables: the one in the config, else one made from the name."""
         return str(self.config.get("label") or method_label(str(self.config["name"])))
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether the network is one that `doubly repair` wrote."""
+        return RunDir(self.path).repair.is_file()
+
+    @property
+    def origin(self) -> str:
+        """The label of the method that trained the network, also of a repaired one."""
+        return self.method.removesuffix(REPAIRED) if self.is_repaired else self.method
 
     @property
     def seed(self) -> int:

@@ -1,19 +1,22 @@
-"""The main result of a comparison in a sentence, for readers who skip the table."""
+"""The main result of a comparison in a sentence, and what to try next, for readers who skip the table."""
 
 import math
 
+from doubly.metric_names import has_weak_classes, repair_advice
 from doubly.report.collect import BASELINE, Comparison, autoattack_settings, mean_sd
 
+STRONG_TAIL = "ra_strong_tail_30"
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 def summary_sentence(comparison: Comparison) -> str:
     """Return how the weakest classes fare under the best method, compared with adversarial training.
 
-    The best method has the highest RA-Tail-30 of those whose evaluation is not suspicious. Differences within two
-    standard errors over seeds are called unclear; where a method has a single seed, the sentence says so.
+    The best method has the highest tail of those whose evaluation is not suspicious: under the strong attack where all
+    runs have it, else under PGD. Differences within two standard errors over seeds are called unclear; where a method
+    has a single seed, the sentence says so.
     """
-    tails = {label: _over_seeds(comparison, label, "ra_tail_30") for label in comparison.methods}
+    tails = {label: _over_seeds(comparison, label, _tail_key(comparison)) for label in comparison.methods}
     candidates = [label for label in tails if label != BASELINE] or list(tails)
     trusted = [label for label in candidates if not _suspicious(comparison, label)]
     best = max(trusted or candidates, key=lambda label: tails[label][0])
@@ -24,12 +27,25 @@ def summary_sentence(comparison: Comparison) -> str:
     baseline_tail, more = tails[BASELINE], _under_autoattack(comparison, best) + _doubt(doubtful)
     if _clearly_above(best_tail, baseline_tail):
         single = [label for label in (best, BASELINE) if len(comparison.methods[label]) == 1]
-        caution = f" (one seed of {' and '.join(single)})" if single else ""
-        rise = f"up from {_percent(baseline_tail[0])} with {BASELINE}{caution}"
+        caution = f"one seed of {' and '.join(single)}" if single else f"judged over seeds, on {comparison.n} images"
+        rise = f"up from {_percent(baseline_tail[0])} with {BASELINE} ({caution})"
         return f"With {best}, {weakest} is {_percent(best_tail[0])}, {rise}.{more}"
     verdict = "less than" if _clearly_above(baseline_tail, best_tail) else "not clearly different from"
     baseline = f"the {_percent(baseline_tail[0])} with {BASELINE}"
     return f"With {best}, {weakest} is {_percent(best_tail[0])}, {verdict} {baseline}.{more}"
+
+
+def advice(comparison: Comparison) -> str:
+    """Return what to try first if the weakest classes of the first method are far below its average; else nothing."""
+    if any(run.is_repaired for run in comparison.runs):
+        return ""
+    label, runs = next(iter(comparison.methods.items()))
+    average, tail = (_over_seeds(comparison, label, key)[0] for key in ("ra_pgd", "ra_tail_30"))
+    return repair_advice(label, str(runs[0].path)) if has_weak_classes(average, tail) else ""
+
+
+def _tail_key(comparison: Comparison) -> str:
+    return STRONG_TAIL if all(STRONG_TAIL in run.evaluation for run in comparison.runs) else "ra_tail_30"
 
 
 def _under_autoattack(comparison: Comparison, best: str) -> str:
@@ -62,7 +78,8 @@ def _clearly_above(first: tuple[float, float], second: tuple[float, float]) -> b
 
 def _weakest(comparison: Comparison) -> str:
     count = len(comparison.runs[0].evaluation["ra_tail_30_classes"])
-    return f"accuracy under attack on the weakest {_word(count)} of {_word(len(comparison.classes))} classes"
+    attack = "the strong attack" if _tail_key(comparison) == STRONG_TAIL else "attack"
+    return f"accuracy under {attack} on the weakest {_word(count)} of {_word(len(comparison.classes))} classes"
 
 
 def _word(count: int) -> str:

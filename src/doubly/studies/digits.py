@@ -7,7 +7,7 @@ from rich.console import Console
 from doubly.jobs.job import CallbackFactory
 from doubly.report.study import comparison_markdown, study_markdown
 from doubly.studies import digits_comparison, digits_study
-from doubly.studies.demo import demo_jobs, run_demo
+from doubly.studies.demo import demo_directories, run_demo
 
 PLANS = {  # study -> its searches, and its rows given the winners
     "digits": (digits_comparison.plan_searches, digits_comparison.plan_rows),
@@ -24,7 +24,7 @@ def run_directories(name: str, output: Path, seeds: int) -> list[Path]:
         seeds: Runs per method of the demonstration; the others have one per fold.
     """
     if name == "demo":
-        return [job.output for job in demo_jobs(output, seeds)]
+        return demo_directories(output, seeds)
     plan_searches, plan_rows = PLANS[name]
     searches = plan_searches(output)
     trials = [job for search in searches.values() for trial in search.jobs() for job in trial]

@@ -3,10 +3,12 @@
 import torch
 
 from doubly.config import Run
-from doubly.data import load_splits
+from doubly.data import load_splits, train_split
+from doubly.data.loader import steps_per_epoch
+from doubly.data.splits import divide_holdout
 from doubly.recipes.digits import FAST, METHODS, unsearched
 from doubly.text import method_label
-from doubly.training.passes import Passes, predicted_passes, step_passes
+from doubly.training.passes import Passes, average_passes, holdout_batches, holdout_passes, step_passes
 from doubly.training.setup import build_model
 
 
@@ -24,13 +26,23 @@ def both(name: str) -> tuple[Passes, Passes]:
     """Return the passes predicted on a tiny network, and those counted with the recipe's own network and images."""
     with torch.random.fork_rng():
         run = unsearched(name, imbalanced=True)
-        return predicted_passes(run.method, 1, 10), counted_step_passes(run)
+        return average_passes(run.method, (1,), 10, _holdout_share(run)), counted_step_passes(run)
 
 
 def counted_step_passes(run: Run) -> Passes:
-    """Count the passes of one training step of a run, on one batch of its images."""
-    splits = load_splits(run.data)
-    return step_passes(run.method, build_model(run, splits.train), splits.train, run.batch_size)
+    """Count the passes of one training step of a run, on one batch of its images, and its part of held-out batches."""
+    train = load_splits(run.data).train
+    model = build_model(run, train)
+    held_out = holdout_passes(run.method, model, train, run.batch_size)
+    return step_passes(run.method, model, train, run.batch_size).plus(held_out, _holdout_share(run))
+
+
+def _holdout_share(run: Run) -> float:
+    """Return the held-out batches per step."""
+    train, held_out = train_split(run.data, load_splits(run.data))
+    driver = divide_holdout(run.data, held_out, run.method.validation_interval is not None).driver
+    steps = steps_per_epoch(len(train), run.batch_size)
+    return holdout_batches(run.method, 0 if driver is None else len(driver), run.batch_size, steps)
 
 
 def format_passes(passes: Passes) -> str:

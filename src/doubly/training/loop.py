@@ -73,7 +73,7 @@ def train_epoch(state: TrainState, writer: RunWriter, callback: Callback, stop: 
     start = time.perf_counter() - state.seconds
     state.model.train()
     if state.step == 0:
-        state.class_probabilities = state.run.method.sampling(state.method_state)
+        state.draw_classes()
     for batch in state.remaining_batches():
         stopping, saving = train_step(state, batch, lambda: (stop(), writer.is_due))
         state.step += 1

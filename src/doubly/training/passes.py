@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from doubly.attacks import eval_mode
 from doubly.data import Images
 from doubly.data.loader import batches
 from doubly.methods import METHODS, Method
@@ -24,6 +25,10 @@ class Passes:
 
     forward: float = 0.0
     backward: float = 0.0
+
+    def plus(self, other: "Passes", times: float = 1.0) -> "Passes":
+        """Return the sum of these passes and a multiple of others."""
+        return Passes(self.forward + times * other.forward, self.backward + times * other.backward)
 
 
 @contextmanager
@@ -56,12 +61,51 @@ def step_passes(method: Method, model: nn.Module, images: Images, batch_size: in
     return passes
 
 
+def holdout_passes(method: Method, model: nn.Module, images: Images, batch_size: int) -> Passes:
+    """Count the passes with which a method learns from one batch of held-out images; none if it does not."""
+    if method.validation_interval is None:
+        return Passes()
+    batch = next(batches(images, batch_size, 0, 0))
+    with eval_mode(model), counted_passes(model, len(batch.y)) as passes:
+        method.on_validation(model, batch, method.init(images.counts()), LATE)
+    return passes
+
+
+def holdout_batches(method: Method, count: int, batch_size: int, steps: int) -> float:
+    """Return the held-out batches per training step that a method learns from, on average.
+
+    Args:
+        method: The method.
+        count: Number of held-out images that it learns from.
+        batch_size: Images of a batch.
+        steps: Steps of an epoch.
+    """
+    interval, size = method.validation_interval, count / batch_size
+    if interval is None:
+        return 0.0
+    return size / steps if interval == "epoch" else min(1.0, size) / interval
+
+
 @cache
 def predicted_passes(method: Method, channels: int, classes: int) -> Passes:
     """Count the passes of a step on a tiny network, since they do not depend on the network; for FAT an upper bound."""
     images = random_images(16, (channels, 8, 8), classes)
     with global_generators(0):
         return step_passes(method.costliest(), tiny_network(channels, classes), images, len(images))
+
+
+@cache
+def predicted_holdout_passes(method: Method, channels: int, classes: int) -> Passes:
+    """Count the passes for one batch of held-out images on a tiny network; none if the method takes none."""
+    images = random_images(16, (channels, 8, 8), classes)
+    with global_generators(0):
+        return holdout_passes(method.costliest(), tiny_network(channels, classes), images, len(images))
+
+
+def average_passes(method: Method, shape: tuple[int, ...], classes: int, share: float) -> Passes:
+    """Return the predicted passes per step, with `share` (of `holdout_batches`) of those on a held-out batch."""
+    step, held_out = (predict(method, shape[0], classes) for predict in (predicted_passes, predicted_holdout_passes))
+    return step.plus(held_out, share)
 
 
 def is_listed(method: Method) -> bool:

@@ -1,9 +1,8 @@
 """A run directory at the beginning of a run: lock it, and rewind it to its checkpoint."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
-from doubly.checkpoints.files import find_checkpoint, load_checkpoint
+from doubly.checkpoints.files import load_checkpoint_or_previous
 from doubly.checkpoints.load import config_difference
 from doubly.config.environment import describe_environment
 from doubly.config.run import Run
@@ -68,13 +67,14 @@ def restore_last_checkpoint(state: TrainState, rundir: RunDir) -> str:
     Returns:
         A sentence about it; empty if there is none.
     """
-    checkpoint: Path | None = find_checkpoint(rundir.checkpoints, "last")
-    if checkpoint is not None:
-        restore_checkpoint(state, load_checkpoint(checkpoint), checkpoint)
+    loaded = load_checkpoint_or_previous(rundir.checkpoints, "last")
+    if loaded is not None:
+        path, checkpoint, damage = loaded
+        restore_checkpoint(state, checkpoint, path)
     position = f"epoch {state.epoch}, step {state.step}"
     state.communicator.require_equal("checkpoints", position, SHARED_FOLDER)
     on_rank_zero(state.communicator, lambda: _rewind(state, rundir))
-    return "" if checkpoint is None else f"continuing at {position}"
+    return "" if loaded is None else f"{f'{damage}; ' if damage else ''}continuing at {position}"
 
 
 def _rewind(state: TrainState, rundir: RunDir) -> None:

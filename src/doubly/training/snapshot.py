@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from doubly.checkpoints import Checkpoint
+from doubly.checkpoints.load import config_sha256
 from doubly.checks import check_finite
 from doubly.errors import UsageError
 from doubly.models.weights import fill_model
@@ -51,6 +52,7 @@ def _info(state: TrainState) -> dict[str, Any]:
         "channels": state.data.train.x.shape[1],
         "classes": list(state.data.train.classes),
         "data": state.data_fingerprint,
+        "config_sha256": config_sha256(state.run),
         "scaler": state.precision.state_dict(),
         "choices": {
             "channels_last": state.channels_last,
@@ -79,6 +81,8 @@ def _restore(state: TrainState, checkpoint: Checkpoint, path: Path) -> None:
     choices = info["choices"]
     if info["data"] != state.data_fingerprint:
         raise UsageError(f"{path} was trained on other images than those here: resume it with the same data")
+    if info.get("config_sha256", config_sha256(state.run)) != config_sha256(state.run):  # older ones have none
+        raise UsageError(f"config.json was changed after {path} was written: restore it, or begin again elsewhere")
     if choices["processes"] == state.communicator.world_size:  # else each has another share of the cores
         torch.set_num_threads(choices["threads"])  # sums are split by threads, so their last bits depend on them
     state.channels_last = choices["channels_last"]

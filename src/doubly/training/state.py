@@ -16,6 +16,7 @@ from doubly.config.run import Run
 from doubly.data import Images
 from doubly.data.loader import batches, steps_per_epoch
 from doubly.distributed import Communicator
+from doubly.errors import UsageError
 from doubly.methods import Method
 from doubly.models.batch_norm import GlobalBatchNorm
 from doubly.training.memory import peak_memory
@@ -91,6 +92,15 @@ class TrainState:
             self.communicator,
             self.communicator.rows(count),
         )
+
+    def draw_classes(self) -> None:
+        """Choose the class probabilities that this epoch is drawn by; None for one pass over the images."""
+        self.class_probabilities = self.run.method.sampling(self.method_state, self.progress(0))
+        if self.run.sampling == "balanced":
+            if self.class_probabilities is not None:
+                raise UsageError("the method draws classes itself: use sampling shuffled")
+            present = (self.data.train.counts() > 0).double()
+            self.class_probabilities = present / present.sum()
 
     def remaining_batches(self) -> Iterator[Batch]:
         """Return the batches of this epoch that are left, this process's part of each."""

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from doubly.metric_names import METRICS
 from doubly.report.figures.style import COLORS, INK, finish, logarithmic, panel_size, style
 from doubly.report.figures.values import (
     ByMethod,
@@ -39,7 +40,8 @@ def weights(results_by_method: ByMethod, path: Path, r: float | None = None) -> 
     Args:
         results_by_method: The runs; of several seeds the median of each quantile is drawn.
         path: Path without ending.
-        r: The temperature of the weights; None takes 1, or the first r that the runs have.
+        r: The temperature of the weights; None takes the one at which training ended, 1 where none was recorded, or
+            else the first r that the runs have.
     """
     methods = _with_weights(results_by_method, r)
     if not methods:
@@ -114,6 +116,8 @@ def weight_against_margin(run: RunResult, path: Path, r: float = 1.0) -> bool:
 def _with_weights(results: ByMethod, r: float | None) -> dict[str, list[tuple[RunResult, Entry]]]:
     """Return the runs that have quantiles of the weights, all at the same r and with the same normalization."""
     methods = with_legend_labels(results)
+    if r is None:
+        r = _default_temperature([run for runs in methods.values() for run in runs])
     pairs_of = {label: [(run, e) for run in runs if (e := _entry(run, r))] for label, runs in methods.items()}
     first = next((_kind(entry) for pairs in pairs_of.values() for _, entry in pairs), None)
     alike = {label: [pair for pair in pairs if _kind(pair[1]) == first] for label, pairs in pairs_of.items()}
@@ -125,11 +129,21 @@ def _tick_label(tick: str, accuracy: float, vertical: bool) -> str:
     return f"{tick}, {share}" if vertical else f"{tick}\n{share}"
 
 
+def _default_temperature(runs: Sequence[RunResult]) -> float | None:
+    """Return the r at which training ended if weights were saved at it; else 1, or else the first that was saved."""
+    final = [value for run in runs if run.metrics and (value := METRICS["r"].value(run.metrics[-1])) is not None]
+    saved = [entry["r"] for run in runs for entry in _entries(run)]
+    return next((r for r in (*final, 1.0, *saved) if r in saved), None)
+
+
+def _entries(run: RunResult) -> list[Entry]:
+    """Return the saved weights that have quantiles."""
+    return [entry for entry in run.evaluation.get("weights", []) if entry.get("quantiles_per_class")]
+
+
 def _entry(run: RunResult, r: float | None) -> Entry | None:
-    """Return the weights at this r if their quantiles were saved; without an r those at 1, or else the first."""
-    entries = [entry for entry in run.evaluation.get("weights", []) if entry.get("quantiles_per_class")]
-    default = None if r is not None or not entries else entries[0]
-    return next((entry for entry in entries if entry["r"] == (1.0 if r is None else r)), default)
+    """Return the weights at this r if their quantiles were saved."""
+    return next((entry for entry in _entries(run) if entry["r"] == r), None)
 
 
 def _kind(entry: Entry) -> tuple[Any, ...]:
