@@ -102,7 +102,7 @@ def test_train_on_photos_of_many_sizes(call, tmp_path):
         ("evaluate runs/photos.cfol-s0", 2, "if you trust it, add --model NETS:net or --trust-code"),
         ("check photos.cfol", 2, "if you trust it, add --model NETS:net or --trust-code"),
         ("repair runs/photos.cfol-s0", 2, "if you trust it, add --model NETS:net or --trust-code"),
-        ("train --config runs/photos.cfol-s0/config.json --seed 1", 2, "add --model NETS:net if you trust it"),
+        ("train --config runs/photos.cfol-s0/config.json --seed 1", 2, "if you trust it, add --model NETS:net or"),
         (
             "evaluate runs/photos.cfol-s0 --model NETS:net --no-trust --epsilon 0.1 --attacks pgd",
             0,

@@ -103,6 +103,7 @@ def _evaluation(options: CheckOptions, changes: Sequence[str]) -> EvaluateOption
         epsilon=options.epsilon,
         checkpoint=options.checkpoint,
         device=options.device,
+        trust_code=options.trust_code,
         model=options.model if is_directory else options.network,
         weights=options.weights,
         data_root=options.data_root,
