@@ -306,7 +306,7 @@ def test_margins_are_kept_beside_the_losses(tmp_path):
 def test_the_gallery_shows_what_was_evaluated(tmp_path):
     """The same attack with the same random numbers gives the stored images and predictions."""
     x, y = torch.rand(40, 1, 2, 3, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 2
-    attack, network = PGD(BALL, 2, SignStep(0.03)), Threshold()
+    attack, network = PGD(BALL, 2, SignStep(0.1)), Threshold()
     for chunk_size, pixels in ((7, x), (40, x), (500, (x * 255).round().to(torch.uint8))):
         data = Images.of(pixels, y).subset(torch.arange(39, 2, -1))
         settings = {"output": tmp_path, "seed": 3, "chunk_size": chunk_size}

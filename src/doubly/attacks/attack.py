@@ -22,6 +22,11 @@ class Attack:
     """whether delta lies in the threat's set; an attack that leaves it is for training only"""
     threat: Threat
 
+    @property
+    def weakness(self) -> str | None:
+        """A sentence about settings that make the attack weaker than its threat allows; None if there are none."""
+        return None
+
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
         """Return delta for each image.
 

@@ -1,5 +1,6 @@
 """Evaluation from Python: of any network on any images, or of a run directory."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -81,7 +82,10 @@ def evaluate(
         None if validation is None else as_images(validation),
         about or {},
     )
-    with join_processes() as communicator, _callback_of_first_process(callbacks, communicator) as callback:
+    listeners = list(callbacks)
+    for weakness in () if listeners else task.weaknesses:
+        warnings.warn(weakness, stacklevel=2)
+    with join_processes() as communicator, _callback_of_first_process(listeners, communicator) as callback:
         return run_evaluation(task, communicator, callback)
 
 

@@ -64,6 +64,9 @@ def begin_run(
         stack.enter_context(global_batch_norm(state.model, communicator))
     reset_peak_memory(state.device)
     check_method(state)
+    for attack in (run.method.attack, run.validation.attack):
+        if attack is not None and attack.weakness:
+            callback.on_message(attack.weakness)
     return state, RunWriter(rundir, run.save_seconds)
 
 
