@@ -1,5 +1,6 @@
 """PGD: projected gradient descent on the attack loss, with any step rule, restarts, and early stopping of samples."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
@@ -11,11 +12,11 @@ from doubly.attacks.attack import Attack
 from doubly.attacks.mode import Forward, Mode, attack_context, connected
 from doubly.bilevel import Box, Constraint, StepRule, projected_descent
 from doubly.bilevel.rows import per_row
-from doubly.checks import check_finite, check_images, check_scores
+from doubly.checks import check_call, check_finite, check_scores
 from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import CrossEntropy, LogitMargin, Loss, check_plain, kl_divergence
-from doubly.seeding import BatchGenerator
-from doubly.threat import TOLERANCE, LinfBall, Threat
+from doubly.seeding import AnyGenerator, BatchGenerator
+from doubly.threat import TOLERANCE, LinfBall, Threat, check_threat
 
 Start = Literal["uniform", "gaussian", "zero"]
 Value = Callable[[Tensor], Tensor]  # logits (B, classes) -> what the attacker increases, (B,)
@@ -56,6 +57,7 @@ class PGD(Attack):
     """eval: batch norm uses its running statistics during the attack; train: those of the batch, not updating them"""
 
     def __post_init__(self) -> None:
+        check_threat(self.threat, type(self).__name__)
         check_plain(self.loss, "an attack")
         if self.steps < 0 or self.restarts < 1:
             raise UsageError(
@@ -100,7 +102,9 @@ class PGD(Attack):
         except TypeError as error:  # a rule without a size
             raise UsageError(str(error)) from None
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
+        if self.weakness and (generator is None or isinstance(generator, int)):  # training mentions it once
+            warnings.warn(self.weakness, stacklevel=2)
         return self.maximize(model, x, y, generator, lambda logits: self.loss(logits, y))
 
     def maximize(
@@ -108,7 +112,7 @@ class PGD(Attack):
         model: nn.Module,
         x: Tensor,
         y: Tensor,
-        generator: BatchGenerator | torch.Generator,
+        generator: AnyGenerator,
         value: Value,
         active: Callable[[], Tensor] | None = None,
     ) -> Tensor:
@@ -132,7 +136,7 @@ class PGD(Attack):
             UsageError: If images, labels and logits do not fit each other.
             NonFiniteError: If logits or the gradient are NaN or infinite.
         """
-        check_images(x, y)
+        check_call(model, x, y)
         draws = BatchGenerator.of(generator)
         with attack_context(model, self.attack_mode):
             delta = self._attempt(model, x, y, draws, value, active)
@@ -143,9 +147,7 @@ class PGD(Attack):
                 delta = torch.where(per_row(better, x), other, delta)
         return delta
 
-    def maximize_divergence(
-        self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator
-    ) -> Tensor:
+    def maximize_divergence(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator) -> Tensor:
         """Run the attack on KL(p(x) || p(x + delta)), as TRADES does.
 
         p(x) is computed once: the network does not change during the attack.
@@ -164,7 +166,7 @@ class PGD(Attack):
             NonFiniteError: If logits or the gradient are NaN or infinite.
         """
         self.check_divergence()
-        check_images(x, y)
+        check_call(model, x, y)
         with attack_context(model, self.attack_mode), torch.no_grad():
             clean = model(x)
         return self.maximize(model, x, y, generator, lambda logits: kl_divergence(clean, logits))

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from doubly.config import Data, Run
-from doubly.config.serialize import KINDS, parse_number, suggestion, with_change
+from doubly.config.serialize import KINDS, suggestion, with_change
 from doubly.data import DATASETS, Arrays, ImageFolder
 from doubly.errors import UsageError
 from doubly.methods import Standard
 from doubly.models import SmallCNN
 from doubly.recipes import RECIPES, recipe
+from doubly.text import parse_number
 from doubly.threat import THREATS, LinfBall, Threat
 
 

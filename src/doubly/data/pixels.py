@@ -46,7 +46,9 @@ def check_pixels(x: Tensor | NDArray[Any]) -> Tensor:
     if not pixels.is_floating_point():
         raise UsageError(f"images must be uint8 or floats in [0,1], got {pixels.dtype}: convert them to uint8")
     low, high = (float(bound) for bound in pixels.aminmax()) if len(pixels) else (0.0, 1.0)
-    if not (low >= 0 and high <= 1):  # in this form NaN fails too
+    if low != low:
+        raise UsageError("images contain NaN: find where they come from, such as a division by 0, and leave them out")
+    if not (low >= 0 and high <= 1):
         raise UsageError(
             f"images must be floats in [0,1] or uint8, got values from {low:g} to {high:g}: "
             f"divide gray levels by 255, and leave normalization to the model's first layer"
