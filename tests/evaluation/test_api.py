@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import doubly
 from doubly.attacks import ATTACKS, FGSM, PGD
@@ -479,7 +479,7 @@ def test_refusals(tmp_path):
         (lambda: evaluate(Threshold(), IMAGES, 8 / 255), "third argument is the threat, got float"),
         (lambda: evaluate(lambda x: Threshold()(x), IMAGES), "first argument is the network"),
         (lambda: evaluate(IMAGES, Threshold()), "first argument is the network"),
-        (lambda: evaluate(Threshold(), DataLoader(TensorDataset(X, Y))), "of a DataLoader pass its dataset"),
+        (lambda: evaluate(Threshold(), iter([(X, Y)])), "pass one of these, or a DataLoader"),
         (lambda: evaluate(Threshold(), bad_pixels), "in \\[0,1\\]"),
         (lambda: evaluate(Threshold(), bad_labels), "labels reach from -1"),
         (lambda: evaluate(Threshold(), IMAGES, attacks=["fab"]), "no attack 'fab'"),

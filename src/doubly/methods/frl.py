@@ -30,7 +30,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class FRL(Method):
-    """TRADES with both of its terms weighted toward the classes that err most in them."""
+    """TRADES with both of its terms weighted toward the classes that err most in them.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
     """how delta is found, by steps up the KL; not from the image itself, where the KL has no gradient"""
