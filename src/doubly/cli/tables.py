@@ -32,7 +32,7 @@ def print_evaluation(result: "EvalResult", title: str, out: Console) -> None:
     summary = result.summary()
     out.print(_accuracies(result, summary, title))
     for attack in result.attacks:
-        print_line(out, f"tail under {attack_label(attack, result)}: {', '.join(result.tail(attack)[1])}")
+        print_line(out, f"tail under {attack_label(attack, result)}: {result.tail(attack)}")
     if result.autoattack:
         settings = result.autoattack
         parts = [

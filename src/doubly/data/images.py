@@ -110,6 +110,10 @@ class Images:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.x.shape[1:]))
+        return f"Images({len(self):,} of {shape}, {self.x.dtype}, {len(self.classes)} classes)"
+
     def subset(self, indices: Tensor | NDArray[Any] | Sequence[int]) -> "Images":
         """Select images.
 
