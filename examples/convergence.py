@@ -10,6 +10,7 @@ h_i = delta . (A delta / 2 - B theta - s_i). As g_i >= 1, f may go on linearly b
 
 import argparse
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doubly.bilevel import Descent, Diagonal, GradientStep, RunningMean, Step, Terms, minimize
+from doubly.bilevel import Descent, Diagonal, GradientStep, RunningMean, SolverWarning, Step, Terms, minimize
 
 SCALE = 16.0  # c of the step size beta = c / sqrt(T)
 SMALL_BATCH = 2
@@ -124,10 +125,12 @@ def descend(
         path.append(step.theta.detach().clone())
         estimates.append(step.direction.state["u"])
 
-    theorem = {"solve": Diagonal(), "inner": problem.inner, "warm_start": False, "callback": record}
+    theorem: dict[str, Any] = {"solve": Diagonal(), "inner": problem.inner, "warm_start": False, "callback": record}
     optimizer, descent = partial(torch.optim.SGD, lr=step_size), Descent(GradientStep(problem.inner_step()), inner)
     zero, mean = torch.zeros(batch, len(theta), 3, dtype=theta.dtype), RunningMean(f, eta)
-    minimize(problem, theta, zero, data, optimizer=optimizer, steps=steps, composition=mean, descent=descent, **theorem)
+    theorem |= {"optimizer": optimizer, "steps": steps, "composition": mean, "descent": descent}
+    with warnings.catch_warnings(action="ignore", category=SolverWarning):  # few inner steps are what is studied
+        minimize(problem, theta, zero, data, **theorem)
     return torch.stack(path), torch.stack(estimates)
 
 

@@ -14,21 +14,68 @@ if TYPE_CHECKING:
     from doubly.bilevel import SignStep
     from doubly.bridges.tensorboard import TensorBoard
     from doubly.callbacks import Callback
+    from doubly.checkpoints.load import load
     from doubly.data import Images
     from doubly.errors import UsageError
     from doubly.evaluation.api import evaluate
     from doubly.evaluation.result import EvalResult
-    from doubly.methods import AT, DONE, Standard
+    from doubly.methods import (
+        AT,
+        ATBSL,
+        AWP,
+        CFA,
+        CFOL,
+        DAFA,
+        DONE,
+        FAAL,
+        FAT,
+        FRL,
+        GAIRAT,
+        MAIL,
+        MART,
+        TRADES,
+        WAT,
+        WMMR,
+        DONEClass,
+        FastATGA,
+        FastBAT,
+        GroupDRO,
+        RobustLT,
+        Standard,
+    )
     from doubly.offsets.api import repair
     from doubly.threat import L2Ball, LinfBall
     from doubly.training.api import train
     from doubly.types import Batch, Objective, TrainStep
 
 
+_METHODS = (
+    "AT",
+    "ATBSL",
+    "AWP",
+    "CFA",
+    "CFOL",
+    "DAFA",
+    "DONE",
+    "FAAL",
+    "FAT",
+    "FRL",
+    "GAIRAT",
+    "MAIL",
+    "MART",
+    "TRADES",
+    "WAT",
+    "WMMR",
+    "DONEClass",
+    "FastATGA",
+    "FastBAT",
+    "GroupDRO",
+    "RobustLT",
+    "Standard",
+)
 _MODULES = {
-    "AT": "methods",
+    **dict.fromkeys(_METHODS, "methods"),
     "AutoAttack": "attacks.autoattack",
-    "DONE": "methods",
     "EvalResult": "evaluation.result",
     "FGSM": "attacks",
     "PGD": "attacks",
@@ -40,28 +87,47 @@ _MODULES = {
     "TrainStep": "types",
     "Objective": "types",
     "SignStep": "bilevel",
-    "Standard": "methods",
     "Strong": "attacks",
     "TensorBoard": "bridges.tensorboard",
     "UsageError": "errors",
     "evaluate": "evaluation.api",
+    "load": "checkpoints.load",
     "repair": "offsets.api",
     "train": "training.api",
 }
 
 __all__ = [
     "AT",
+    "ATBSL",
+    "AWP",
+    "CFA",
+    "CFOL",
+    "DAFA",
     "DONE",
+    "FAAL",
+    "FAT",
     "FGSM",
+    "FRL",
+    "GAIRAT",
+    "MAIL",
+    "MART",
     "PGD",
+    "TRADES",
+    "WAT",
+    "WMMR",
     "AutoAttack",
     "Batch",
     "Callback",
+    "DONEClass",
     "EvalResult",
+    "FastATGA",
+    "FastBAT",
+    "GroupDRO",
     "Images",
     "L2Ball",
     "LinfBall",
     "Objective",
+    "RobustLT",
     "SignStep",
     "Standard",
     "Strong",
@@ -70,9 +136,14 @@ __all__ = [
     "UsageError",
     "__version__",
     "evaluate",
+    "load",
     "repair",
     "train",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

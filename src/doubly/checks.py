@@ -1,7 +1,9 @@
 """Checks of input from outside; each message says what to do."""
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from doubly.errors import NonFiniteError, UsageError
 
@@ -15,12 +17,35 @@ _OUT_OF_MEMORY = (  # torch has no class of its own for these
 )
 
 
+def check_call(model: Any, x: Tensor, y: Tensor) -> None:
+    """Check the arguments of an attack: a network, then images, then labels.
+
+    Raises:
+        UsageError: If they come in another order, or images and labels are refused by `check_images`.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"an attack is called as attack(model, x, y), the network first, got ({type(model).__name__}, "
+            f"{type(x).__name__}, {type(y).__name__}): it holds no model of its own"
+        )
+    check_images(x, y)
+
+
 def check_images(x: Tensor, y: Tensor) -> None:
     """Check that images are floats in [0, 1] and labels whole numbers, one per image.
 
     Raises:
         UsageError: If they are not.
     """
+    for name, values in (("images", x), ("labels", y)):
+        if not isinstance(values, Tensor):
+            raise UsageError(
+                f"{name} must be a tensor, got {type(values).__name__}: convert them by torch.as_tensor(…)"
+            )
+    if x.dim() == 3 and y.dim() == 0:
+        raise UsageError(
+            f"images come in batches (N, C, H, W), got a single one of shape {tuple(x.shape)}: pass x[None] and y[None]"
+        )
     if not x.is_floating_point():
         raise UsageError(f"images must be floating point in [0,1], got {x.dtype}: divide uint8 images by 255")
     if y.is_floating_point() or y.dtype is torch.bool or y.shape != x.shape[:1]:
@@ -61,19 +86,20 @@ def check_scores(logits: Tensor, y: Tensor) -> None:
     """
     if not isinstance(logits, Tensor):
         raise UsageError(
-            f"the model must return a tensor of logits, got {type(logits).__name__}: return the scores alone"
+            f"the model must return a tensor of logits, got {type(logits).__name__}: return the scores alone, or wrap "
+            "it: doubly.models.adapt_model(model, x)"
         )
     if logits.dim() != 2 or logits.shape[0] != y.shape[0]:
         raise UsageError(
             f"the model must return logits of shape ({y.shape[0]}, classes), got {tuple(logits.shape)}: "
             "flatten its output and return the raw scores"
         )
+    if y.numel() and y.min() >= 1 and y.max() == logits.shape[1]:
+        raise UsageError(
+            f"labels run from {int(y.min())} to {int(y.max())}, but the {logits.shape[1]} logits of the model are "
+            f"numbered from 0 to {logits.shape[1] - 1}: subtract 1 from the labels"
+        )
     if y.numel() and not (y.min() >= 0 and y.max() < logits.shape[1]):
-        if y.min() >= 1 and y.max() == logits.shape[1]:
-            raise UsageError(
-                f"labels run from {int(y.min())} to {int(y.max())} and the model returns {logits.shape[1]} logits: "
-                "number the classes from 0, as in y - 1"
-            )
         raise UsageError(
             f"labels run from {int(y.min())} to {int(y.max())} but the model returns {logits.shape[1]} logits: "
             "build the model with as many outputs as there are classes, and number the classes from 0"

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from doubly.errors import UsageError
+
 
 def derived_seed(seed: int, epoch: int, step: int, purpose: str) -> int:
     """Return 63 bits of a hash, so that neighboring seeds and steps give unrelated streams."""
@@ -44,15 +46,32 @@ class BatchGenerator:
         self.generator, self.rows = generator, rows
 
     @staticmethod
-    def of(generator: "BatchGenerator | torch.Generator") -> "BatchGenerator":
-        """Return the generator, or one that wraps it if it is torch's."""
-        return BatchGenerator(generator) if isinstance(generator, torch.Generator) else generator
+    def of(generator: "AnyGenerator") -> "BatchGenerator":
+        """Return the generator, or one that wraps torch's or has this seed; None is seed 0.
+
+        Raises:
+            UsageError: If it is something else.
+        """
+        if isinstance(generator, BatchGenerator):
+            return generator
+        if generator is None or isinstance(generator, int):
+            generator = torch.Generator().manual_seed(generator or 0)
+        if not isinstance(generator, torch.Generator):
+            raise UsageError(
+                f"random numbers come from a seed or a torch.Generator, got {type(generator).__name__}: pass a whole "
+                "number, or torch.Generator().manual_seed(0)"
+            )
+        return BatchGenerator(generator)
 
     def uniform(self, like: Tensor) -> Tensor:
         """Return uniform numbers in [0, 1) of the shape, device and dtype of `like`."""
         start, total = self.rows or Rows(0, len(like))
         drawn = torch.rand(total, *like.shape[1:], generator=self.generator)
         return drawn[start : start + len(like)].to(like.device, like.dtype)
+
+
+AnyGenerator = BatchGenerator | torch.Generator | int | None
+"""What `BatchGenerator.of` takes."""
 
 
 @contextmanager

@@ -1,10 +1,13 @@
-"""Formatting of numbers, durations and names, and escaping of text for each output format. No torch."""
+"""Formatting and parsing of numbers, durations and names, and escaping of text for each output format. No torch."""
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 import markupsafe
 import rich.markup
+
+from doubly.errors import UsageError
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins with one of these
 TRUST_QUESTION = "are these numbers trustworthy?"
@@ -130,3 +133,15 @@ def escape_csv(text: str) -> str:
 def escape_html(text: str) -> str:
     """Escape for HTML text and for quoted attributes. Templates of the report escape by themselves."""
     return str(markupsafe.escape(text))
+
+
+def parse_number(text: str) -> float:
+    """Return the number of a text such as 8/255 or 0.03.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    try:
+        return float(Fraction(text)) if "/" in text else float(text)
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f"'{text}' is not a number: write 0.03 or 8/255") from None

@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from numbers import Real
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from doubly.bilevel import Ball, Box, Constraint, NormalizedStep, SignStep, StepRule
 from doubly.bilevel.rows import flat
 from doubly.errors import UsageError
+from doubly.text import parse_number
 
 TOLERANCE = 1e-6  # for rounding, of the radius and of the image range
 
@@ -100,6 +102,7 @@ class LinfBall(Threat):
     has_barrier: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", _radius(self.radius, "LinfBall(8 / 255)"))
         if not 0 < self.radius <= 1:
             raise UsageError(
                 f"epsilon must lie in (0, 1], got {self.radius:g}: images are in [0,1], so 8 gray levels are 8/255"
@@ -147,6 +150,7 @@ class L2Ball(Threat):
     norm: ClassVar[str] = "L2"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", _radius(self.radius, "L2Ball(0.5)"))
         if not 0 < self.radius < float("inf"):
             raise UsageError(f"epsilon must be positive and finite, got {self.radius:g}: 0.5 is usual on CIFAR-10")
 
@@ -163,7 +167,34 @@ class L2Ball(Threat):
         return replace(self, radius=math.sqrt(x[0].numel()))
 
 
+def _radius(value: Any, example: str) -> float:
+    """Return a radius that may be written as text."""
+    if isinstance(value, str):
+        return parse_number(value)
+    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's numbers are real, too
+        raise UsageError(f"the radius of a ball is a number, got {type(value).__name__}: write {example}")
+    return float(value)
+
+
 THREATS: dict[str, type[Threat]] = {"linf": LinfBall, "l2": L2Ball}
+
+
+def check_threat(threat: Any, owner: str) -> None:
+    """Check what an attack was given as its threat.
+
+    Args:
+        threat: What was given.
+        owner: Name of the attack.
+
+    Raises:
+        UsageError: If it is not a threat; the message says how to write one.
+    """
+    if not isinstance(threat, Threat):
+        ball = f"LinfBall({threat:g})" if isinstance(threat, Real) else "LinfBall(8 / 255)"
+        raise UsageError(
+            f"the first argument of {owner} is the threat, got {type(threat).__name__}: write {owner}({ball}), and "
+            "pass the network when you call the attack, attack(model, x, y)"
+        )
 
 
 def is_inside(threat: Threat, delta: Tensor) -> Tensor:

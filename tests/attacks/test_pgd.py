@@ -1,6 +1,7 @@
 """PGD and FGSM: compared with foolbox and with plain loops."""
 
 import copy
+import re
 import warnings
 
 import eagerpy
@@ -11,8 +12,11 @@ from torch import nn
 
 from doubly.attacks import FGSM, PGD, MarginPGD
 from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, NormalizedStep, SignStep, StepRule
+from doubly.config.serialize import from_json, to_json
 from doubly.errors import NonFiniteError, UsageError
+from doubly.evaluation.api import evaluate
 from doubly.losses import CrossEntropy, LogitMargin, TradesLoss
+from doubly.recipes import RECIPES
 from doubly.threat import L2Ball, LinfBall
 
 with warnings.catch_warnings(action="ignore"):  # foolbox imports a name that scipy has moved
@@ -270,3 +274,36 @@ def test_class_factors_scale_radius_and_step_of_each_class(smooth, batch):
     assert torch.equal(box.lower, torch.maximum(-x, -EPS * factors[y][:, None, None, None])) and box.strength > 0
     with pytest.raises(UsageError, match="FGSM has one radius for all classes: use PGD"):
         FGSM(LinfBall(EPS)).with_class_factors(factors)
+
+
+def test_the_default_step_follows_radius_norm_and_steps():
+    for attack, rule in [
+        (PGD(), SignStep(2 / 255)),
+        (PGD(LinfBall(0.3)), SignStep(0.3 * 0.25)),
+        (PGD(LinfBall(0.3), 20), SignStep(0.3 * 0.125)),
+        (PGD(L2Ball(1.0)), NormalizedStep(0.25)),
+        (MarginPGD(L2Ball(0.5), 5), NormalizedStep(0.25)),
+        (PGD(LinfBall(0.3), rule=SignStep(0.01)), SignStep(0.01)),
+        (from_json(to_json(PGD(LinfBall(0.3)))), SignStep(0.3 * 0.25)),  # config.json names the step
+        (from_json({"kind": "attack.pgd", "steps": 5}), SignStep(4 / 255)),
+    ]:
+        assert attack.rule == rule
+
+
+def test_steps_that_cannot_cross_the_ball_are_mentioned_with_the_remedy(model, batch):
+    short = PGD(LinfBall(0.3), rule=SignStep(2 / 255))
+    assert short.weakness is not None and re.search("at most 0.26 radii, .* takes 2, .* leave rule out", short.weakness)
+    for attack, weak in [
+        (PGD(LinfBall(0.3), 10, SignStep(0.05)), True),  # 1.7 radii from anywhere in the ball
+        (PGD(LinfBall(0.3), 10, SignStep(0.05), "zero"), False),  # from its center one is enough
+        (PGD(L2Ball(1.0), 10, NormalizedStep(0.1)), True),
+        (PGD(LinfBall(0.3), 10, AdamStep(0.01)), True),
+        (PGD(LinfBall(0.3), 10, GradientStep(0.01)), False),  # its length is not its size
+        (PGD(LinfBall(0.3), 1, SignStep(1.25 * 0.3)), False),  # Fast-AT's step
+        (PGD(LinfBall(0.3), 0), False),
+        *((make().method.attack, False) for make in RECIPES.values()),
+        *((make().validation.attack, False) for make in RECIPES.values()),
+    ]:
+        assert attack is None or bool(attack.weakness) == weak, attack
+    with pytest.warns(UserWarning, match="leave rule out"):
+        evaluate(model, batch, attacks=[short], trust=False)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from doubly.bilevel import ConjugateGradient, Diagonal, Direct, Neumann, SolverWarning
+from doubly.bilevel.linear_solve import meets_tolerance
 
 
 def spd(count, size, lowest=0.5):
@@ -250,3 +251,9 @@ def test_without_a_tolerance_nothing_is_reported_and_nothing_warned():
         for solve in (*truncated, Direct(None)):
             assert solve(product(spd(3, 6)), b).residual is None, solve
         assert not ConjugateGradient(5, None)(lambda v: -v, b).v.any()  # negative curvature
+
+
+def test_a_residual_that_meets_the_tolerance_up_to_rounding_does_not_warn():
+    residual = torch.tensor([1.04e-5, 1e-6, 0.0])
+    assert meets_tolerance(residual, 1e-5).all() and not meets_tolerance(residual, 1e-6)[0]
+    assert not meets_tolerance(torch.tensor([torch.nan]), 1.0)

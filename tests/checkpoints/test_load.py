@@ -7,11 +7,11 @@ import pytest
 import safetensors
 import torch
 
-from doubly.checkpoints import load as loading
+import doubly.checkpoints.load as loading
 from doubly.checkpoints import load_model, load_run
 from doubly.checkpoints.export import export_run
 from doubly.checkpoints.files import seal_checkpoint
-from doubly.checkpoints.load import config_difference, load_model_and_info, load_trained_weights
+from doubly.checkpoints.load import config_difference, load, load_model_and_info, load_trained_weights
 from doubly.config.serialize import to_json
 from doubly.config.user_code import UserModel
 from doubly.data import Images, Splits
@@ -99,3 +99,15 @@ def test_runs_differ_only_in_what_is_computed(trained):
     for other in (replace(run, device="cuda", save_seconds=1.0, microbatch=4, recompute_activations=True), other_root):
         assert config_difference(path, other) is None
     assert config_difference(path, replace(run, seed=7)) == "seed: 0 -> 7"
+
+
+def test_a_network_is_loaded_ready_for_inference_from_text_or_path(tiny, tmp_path):
+    tiny.train(tiny.run(), tmp_path / "run")
+    with pytest.raises(UsageError, match="handed in from Python: build it again, and pass it as model="):
+        load(str(tmp_path / "run"))
+    for path in (str(tmp_path / "run"), tmp_path / "run"):
+        model = load(path, model=tiny.model())
+        assert not model.training and not any(p.requires_grad for p in model.parameters())
+        assert model.classes == ("0", "1", "2") and model(torch.rand(1, 1, 4, 4)).shape == (1, 3)
+    with pytest.raises(UsageError, match="no run directory"):
+        load(str(tmp_path))

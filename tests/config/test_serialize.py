@@ -12,7 +12,6 @@ from doubly.config.serialize import (
     KINDS,
     first_difference,
     from_json,
-    parse_number,
     suggestion,
     to_json,
     with_change,
@@ -23,6 +22,7 @@ from doubly.errors import UsageError
 from doubly.methods import DONE
 from doubly.recipes import RECIPES, recipe
 from doubly.schedules import Piecewise
+from doubly.text import parse_number
 from doubly.threat import LinfBall
 
 NAME = "digits.imbalanced.done_pgd"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import doubly
 from doubly.attacks import ATTACKS, FGSM, PGD
@@ -321,7 +321,7 @@ def test_margins_are_kept_beside_the_losses(tmp_path):
 def test_the_gallery_shows_what_was_evaluated(tmp_path):
     """The same attack with the same random numbers gives the stored images and predictions."""
     x, y = torch.rand(40, 1, 2, 3, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 2
-    attack, network = PGD(BALL, 2, SignStep(0.03)), Threshold()
+    attack, network = PGD(BALL, 2, SignStep(0.1)), Threshold()
     for chunk_size, pixels in ((7, x), (40, x), (500, (x * 255).round().to(torch.uint8))):
         data = Images.of(pixels, y).subset(torch.arange(39, 2, -1))
         settings = {"output": tmp_path, "seed": 3, "chunk_size": chunk_size}
@@ -494,7 +494,7 @@ def test_refusals(tmp_path):
         (lambda: evaluate(Threshold(), IMAGES, 8 / 255), "third argument is the threat, got float"),
         (lambda: evaluate(lambda x: Threshold()(x), IMAGES), "first argument is the network"),
         (lambda: evaluate(IMAGES, Threshold()), "first argument is the network"),
-        (lambda: evaluate(Threshold(), DataLoader(TensorDataset(X, Y))), "of a DataLoader pass its dataset"),
+        (lambda: evaluate(Threshold(), iter([(X, Y)])), "pass one of these, or a DataLoader"),
         (lambda: evaluate(Threshold(), bad_pixels), "in \\[0,1\\]"),
         (lambda: evaluate(Threshold(), bad_labels), "labels reach from -1"),
         (lambda: evaluate(Threshold(), IMAGES, attacks=["fab"]), "no attack 'fab'"),

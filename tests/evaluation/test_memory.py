@@ -23,8 +23,8 @@ from doubly.threat import LinfBall
 
 BALL = LinfBall(0.08)
 ATTACKS = {
-    "pgd": PGD(BALL, 3, SignStep(0.03), restarts=2),
-    "gaussian": PGD(BALL, 3, SignStep(0.03), "gaussian"),
+    "pgd": PGD(BALL, 3, SignStep(0.07), restarts=2),
+    "gaussian": PGD(BALL, 3, SignStep(0.07), "gaussian"),
     "ensemble": AutoAttack(BALL, iterations=2, queries=8),
 }
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from doubly.attacks import FGSM, PGD
-from doubly.bilevel import STEP_RULES, SignStep
+from doubly.bilevel import STEP_RULES, SignStep, StepRule
+from doubly.callbacks import Callback
 from doubly.data import Images
 from doubly.data.holdout import stratified_subset
 from doubly.errors import UsageError
@@ -83,7 +84,8 @@ def test_a_part_of_the_images_is_in_the_proportions_of_the_classes():
 def test_on_all_images_the_random_numbers_are_those_of_the_evaluation():
     """One short step: where it ends depends on where it starts."""
     network, data = random_problem()
-    settings = {"attacks": [PGD(LinfBall(0.04), 1, SignStep(0.001))], "chunk_size": 70, "trust": False}
+    weak = PGD(LinfBall(0.04), 1, SignStep(0.001))
+    settings = {"attacks": [weak], "chunk_size": 70, "trust": False, "callbacks": [Callback()]}
     result = evaluate(network, data, **settings, curve_images=10**6, seed=5)
     other = evaluate(network, data, **settings, curve_images=300, seed=6)
     assert result.curve["points"][0]["accuracy"] == result.sa and result.curve["points"][3]["accuracy"] == result.ra_pgd
@@ -117,10 +119,7 @@ def test_the_attack_is_the_evaluations_pgd_or_else_the_reference_and_is_saved(tm
 
 
 def test_steps_without_a_size_are_refused_before_any_attack():
-    class Sizeless:
-        sizes = ()
-        needs_box = False
-
+    class Sizeless(StepRule):
         def scaled(self, factor):
             raise TypeError("Sizeless has no size")
 

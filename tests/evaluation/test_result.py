@@ -98,3 +98,27 @@ def test_refusals():
     ):
         with pytest.raises(UsageError, match=message):
             call()
+
+
+def test_what_a_person_sees_is_short_and_names_every_tied_class():
+    y = np.repeat(np.arange(4), 5)
+    pgd = np.where(y == 3, 3, 0)  # all of class 0 and 3 are right, none of 1 and 2
+    result = EvalResult(y, ("cat", "<dog>", "ship", "car"), {"clean": y, "pgd": pgd})
+    value, classes = result.tail("pgd")
+    name, worst = result.worst("pgd")
+    assert (value, classes, name, worst) == (0.0, ["<dog>"], "<dog>", 0.0)
+    assert result.tail().tied == ["ship"] == result.worst().tied and str(result.worst()) == "<dog>, ship"
+    assert result.summary()["tail"]["pgd"]["tied"] == result.summary()["worst_class"]["tied"] == ["ship"]
+    assert result.clean_accuracy == 1 and result.robust_accuracy("pgd") == 0.5
+    assert repr(result) == (
+        "EvalResult(n=20, 4 classes: clean 100.0 %, pgd 50.0 %, tail of pgd 0.0 %: <dog> (equally weak: ship))"
+    )
+    assert "<td>&lt;dog&gt;</td><td>5</td><td>100.0</td><td>0.0</td>" in result._repr_html_()
+    table = result.table()
+    rows = table if isinstance(table, list) else table.reset_index().to_dict("records")
+    assert rows[1] == {"class": "<dog>", "n": 5, "clean": 1.0, "pgd": 0.0} and rows[-1]["pgd"] == 0.5
+    bars = [bar.get_height() for bar in result.plot().axes[0].patches]
+    assert bars == [100.0] * 4 + [100.0, 0.0, 0.0, 100.0]
+    for call in (lambda: result.robust_accuracy("clean"), lambda: result.robust_accuracy("aa")):
+        with pytest.raises(UsageError, match=r"clean is no attack|has no 'aa'"):
+            call()

@@ -21,7 +21,7 @@ from doubly.rundir import RunDir, read_json, write_json
 from doubly.threat import THREATS, L2Ball, LinfBall
 from doubly.training.loop import train_run
 
-PGD_2 = PGD(LinfBall(0.1), 2, SignStep(0.05))
+PGD_2 = PGD(LinfBall(0.1), 2, SignStep(0.1))
 
 
 @pytest.fixture(scope="module")

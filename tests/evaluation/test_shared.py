@@ -31,9 +31,9 @@ from doubly.threat import LinfBall
 
 BALL = LinfBall(0.08)
 ATTACKS = {
-    "pgd": PGD(BALL, 4, SignStep(0.03), restarts=2),
-    "gaussian": PGD(BALL, 3, SignStep(0.03), "gaussian"),
-    "short": PGD(BALL, 1, SignStep(0.02)),
+    "pgd": PGD(BALL, 4, SignStep(0.05), restarts=2),
+    "gaussian": PGD(BALL, 3, SignStep(0.07), "gaussian"),
+    "short": PGD(BALL, 1, SignStep(0.1)),
 }
 ENSEMBLE = AutoAttack(BALL, ("apgd-ce", "square"), iterations=4, queries=20)
 CHUNK_SIZE = 4

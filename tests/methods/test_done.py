@@ -84,7 +84,7 @@ def test_small_r_is_the_gradient_of_the_worst_sample():
 
 
 def test_u_starts_anew_when_the_temperature_changes():
-    method, model, batch = DONE(PGD(THREAT, 1), implicit="none"), smooth(), samples()
+    method, model, batch = DONE(PGD(THREAT, 1, SignStep(2 / 255)), implicit="none"), smooth(), samples()
     state = {}
     for step, (progress, r) in enumerate([(0.0, 10.0), (0.5, 10.0), (0.7, 1.0), (0.9, 0.1)]):
         result = method.objective(model, batch, state, TrainStep(step=step, progress=progress))

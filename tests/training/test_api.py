@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from doubly import train
-from doubly.config import Validation
-from doubly.errors import UsageError
+from doubly import AT, DONE, PGD, TRADES, Images, L2Ball, LinfBall, SignStep, train
+from doubly.config import SGD, Validation
+from doubly.errors import NonFiniteError, UsageError
 from doubly.rundir import read_metrics
+from doubly.schedules import Cyclic
 from doubly.training.api import Trained
 
 
@@ -48,10 +49,24 @@ def test_test_images_are_validated_on_and_a_directory_is_written(tiny, tmp_path,
 def test_refusals(tiny, adversarial):
     images = tiny.splits.train
     for arguments, message in [
-        ((images, "at"), r"the third argument is the method, such as AT\(\), got 'at'"),
-        ((images, adversarial, {"batchsize": 3}), "train has no setting 'batchsize': it has data, model"),
+        ((images, 3), r"the third argument is the method, such as AT\(\) or 'at', got 3: methods are standard, at"),
+        ((images, "don_pgd"), "there is no method 'don_pgd': did you mean 'done_pgd'?"),
+        (
+            (images, adversarial, {"batchsize": 3}),
+            "no setting 'batchsize': it has epochs, .*did you mean 'batch_size'",
+        ),
+        ((images, adversarial, {"learning_rate": 3}), "no setting 'learning_rate': it has epochs, lr, batch_size"),
+        ((images, adversarial, {"epochs": 1.5}), "epochs is a whole number, got 1.5: write epochs=2"),
+        ((images, adversarial, {"lr": "0.1"}), "lr is a number or a schedule .* got str"),
+        ((images, adversarial, {"lr": 0}), "lr must be above 0, got 0"),
+        ((images, adversarial, {"threat": LinfBall(0.1)}), "threat goes with a method's name"),
+        ((images, adversarial, {"resume": True}), "resume=True needs output"),
+        ((images, adversarial, {"mean": 0.5}), "both mean and std"),
+        ((images, adversarial, {"mean": [125.0], "std": [60.0]}), "divide those of gray levels by 255"),
+        ((adversarial, images), r"the order is train\(model, data, method\)"),
+        ((images, "at", {"threat": L2Ball(1.0)}), "methods by name are for LinfBall"),
+        ((Images.of(images.x, images.y + 1), adversarial), "labels run from 1 to 3, .* subtract 1 from the labels"),
         ((images, adversarial, {"holdout": 0.0}), "nothing is left to measure on: pass test="),
-        ((torch.utils.data.DataLoader(images.x), adversarial), "of a DataLoader pass its dataset"),
     ]:
         data, method, *changes = arguments
         with pytest.raises(UsageError, match=message):
@@ -69,3 +84,35 @@ def test_an_optimizer_that_cannot_be_used_is_refused(tiny, adversarial):
     ]:
         with pytest.raises(UsageError, match=message):
             train(tiny.model(), tiny.splits.train, adversarial, **settings(tiny, optimizer=optimizer))
+
+
+def test_keywords_names_and_classes_give_the_run_that_they_describe(tiny):
+    images, quick = tiny.splits.train, {"epochs": 1, "batch_size": 16, "verbose": False, "channels_last": "no"}
+
+    def trained(method, **changes):
+        model = tiny.model()
+        return weights(train(model, images, method, **quick, **changes).model)
+
+    at = AT(PGD(LinfBall(0.1), 10, SignStep(0.025)))
+    for result, expected in (
+        (trained("at", threat=LinfBall(0.1)), trained(at)),
+        (trained("done_pgd"), trained(DONE(mean_weight_limit=10.0))),
+        (trained(TRADES), trained(TRADES())),
+        (trained(at, lr=0.05), trained(at, optimizer=SGD(lr=Cyclic(0.05)))),
+        (trained(at, lr=0.05), trained(at, optimizer=SGD(), lr=Cyclic(0.05))),
+        (trained(at, optimizer=torch.optim.SGD, lr=0.05), trained(at, optimizer=SGD(Cyclic(0.05), 0.0, 0.0))),
+    ):
+        assert torch.equal(result, expected)
+    row = train(tiny.model(), images, at, **quick).metrics[-1]
+    other = Validation(attack=PGD(LinfBall(0.1), 20, SignStep(0.025)))
+    assert row["validation"] == train(tiny.model(), images, at, validation=other, **quick).metrics[-1]["validation"]
+
+
+def test_what_is_held_out_validations_and_alarms_are_printed_unless_switched_off(tiny, capsys):
+    for verbose in (True, False):
+        train(tiny.model(), tiny.splits.train, DONE(tiny.attack), **settings(tiny, verbose=verbose))
+        printed = capsys.readouterr().out
+        for part in ("training on 54 images; validating on 6 held-out images, which choose", "epoch 2: ", "radii"):
+            assert (part in printed) == verbose
+    with pytest.raises(NonFiniteError, match=r"epoch 0, step \d+: .*: lower the learning rate, [\d.e+]+ in this step"):
+        train(tiny.model(), tiny.splits.train, AT(tiny.attack), **settings(tiny, lr=1e38, verbose=False))

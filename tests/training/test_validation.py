@@ -55,7 +55,8 @@ def test_alarms_are_reported_and_kept_and_compare_with_the_highest_accuracy_so_f
     listener = Listener()
     validation = Validation(every=1, size=30, attack=tiny.attack)
     tiny.train(tiny.run(validation=validation), tmp_path, callbacks=[listener])
-    (message,) = listener.messages
+    message = listener.messages[-1]
+    assert len(listener.messages) == 3  # the images, the short steps of the tiny attack, and one alarm
     assert message.startswith("epoch 3: catastrophic overfitting: accuracy under PGD fell from 50% to 2%")
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [len(entry["alarms"]) for entry in rows] == [0, 0, 1]

@@ -1,14 +1,14 @@
 """The protocol of an attack, with its defaults."""
 
+import warnings
 from dataclasses import replace
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from doubly.bilevel import Box
 from doubly.errors import UsageError
-from doubly.seeding import BatchGenerator
+from doubly.seeding import AnyGenerator, BatchGenerator
 from doubly.threat import Threat
 
 
@@ -22,23 +22,34 @@ class Attack:
     """whether delta lies in the threat's set; an attack that leaves it is for training only"""
     threat: Threat
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+    @property
+    def weakness(self) -> str | None:
+        """A sentence about settings that make the attack weaker than its threat allows; None if there are none."""
+        return None
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
         """Return delta for each image.
 
         Args:
             model: The network; it is left as it was found.
             x: Images in [0, 1].
             y: Their labels.
-            generator: Random numbers for the start of the attack.
+            generator: Random numbers for the start of the attack: a generator or a seed; None is seed 0.
 
         Returns:
-            The perturbations, of the shape of `x`.
+            The perturbations, of the shape of `x`; `perturb` returns the attacked images.
 
         Raises:
             UsageError: If images, labels and logits do not fit each other.
             NonFiniteError: If the network returns NaN or infinity.
         """
         raise NotImplementedError
+
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
+        """Return the attacked images, in [0, 1]; arguments and errors are those of a call of the attack."""
+        if self.weakness:
+            warnings.warn(self.weakness, stacklevel=2)
+        return (x + self(model, x, y, BatchGenerator.of(generator))).clamp(0, 1)
 
     @classmethod
     def for_evaluation(cls, reference: "Attack") -> "Attack":

@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from doubly.attacks.attack import Attack
 from doubly.attacks.mode import Mode
 from doubly.attacks.pgd import PGD, Start
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.seeding import BatchGenerator
-from doubly.threat import LinfBall, Threat
+from doubly.seeding import AnyGenerator
+from doubly.threat import LinfBall, Threat, check_threat
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,10 @@ class FGSM(Attack):
     """eval or train: see PGD"""
 
     def __post_init__(self) -> None:
+        check_threat(self.threat, type(self).__name__)
         check_plain(self.loss, "an attack")
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
         rule = self.threat.step_rule(self.reach * self.threat.radius)
         attack = PGD(self.threat, 1, rule, self.start, loss=self.loss, attack_mode=self.attack_mode)
         return attack(model, x, y, generator)

@@ -9,17 +9,16 @@ training from overfitting to its own attack. It is for training; an accuracy und
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from doubly.attacks.attack import Attack
 from doubly.attacks.mode import Mode, attack_context
 from doubly.bilevel import Box, SignStep, projected_descent
-from doubly.checks import check_images, check_scores
+from doubly.checks import check_call, check_scores
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
-from doubly.seeding import BatchGenerator
-from doubly.threat import LinfBall, Threat
+from doubly.seeding import AnyGenerator, BatchGenerator
+from doubly.threat import LinfBall, Threat, check_threat
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class NFGSM(Attack):
     stays_inside: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_threat(self.threat, type(self).__name__)
         check_plain(self.loss, "N-FGSM")
         if self.noise < 0 or not self.reach > 0:
             raise UsageError(f"N-FGSM needs noise >= 0 and reach > 0, got {self.noise:g} and {self.reach:g}")
@@ -53,8 +53,8 @@ class NFGSM(Attack):
             raise UsageError(f"N-FGSM is made for LinfBall, got {type(threat).__name__}: use at with PGD, or norm linf")
         return replace(self, threat=threat)
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
-        check_images(x, y)
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
+        check_call(model, x, y)
         image_range = Box(-x, 1 - x)
         start = self.noise * self.threat.radius * (2 * BatchGenerator.of(generator).uniform(x) - 1)
 

@@ -1,5 +1,6 @@
 """PGD: projected gradient descent on the attack loss, with any step rule, restarts, and early stopping of samples."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
@@ -9,17 +10,25 @@ from torch import Tensor, nn
 
 from doubly.attacks.attack import Attack
 from doubly.attacks.mode import Forward, Mode, attack_context, connected
-from doubly.bilevel import Box, Constraint, SignStep, StepRule, projected_descent
+from doubly.bilevel import Box, Constraint, StepRule, projected_descent
 from doubly.bilevel.rows import per_row
-from doubly.checks import check_finite, check_images, check_scores
+from doubly.checks import check_call, check_finite, check_scores
 from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import CrossEntropy, LogitMargin, Loss, check_plain, kl_divergence
-from doubly.seeding import BatchGenerator
-from doubly.threat import LinfBall, Threat
+from doubly.seeding import AnyGenerator, BatchGenerator
+from doubly.threat import TOLERANCE, LinfBall, Threat, check_threat
 
 Start = Literal["uniform", "gaussian", "zero"]
 Value = Callable[[Tensor], Tensor]  # logits (B, classes) -> what the attacker increases, (B,)
+REACH = (
+    2.5  # radii that all steps of the default rule reach together: Madry's choice, which crosses the ball and returns
+)
 GAUSSIAN_START = 0.001  # standard deviation, as in the released code of TRADES, MART and MAIL
+
+
+def default_rule(threat: Threat, steps: int) -> StepRule:
+    """Return the step of an attack that names none: the steepest one in the norm of the threat, 2.5·radius/steps."""
+    return threat.step_rule(threat.radius * (REACH / max(1, steps)))
 
 
 @dataclass(frozen=True)
@@ -35,8 +44,9 @@ class PGD(Attack):
     """what the attacker may do"""
     steps: int = 10
     """number of steps K"""
-    rule: StepRule = field(default_factory=SignStep)
-    """how a step follows from the gradient"""
+    rule: StepRule = None  # type: ignore[assignment]  # replaced by a rule before anybody sees it
+    """how a step follows from the gradient; by default 2.5 radii over all steps, 2.5·ε/steps: a sign step for LinfBall,
+    a step of that length along the gradient for L2Ball"""
     start: Start = "uniform"
     """uniform: at random in the threat's set; gaussian: noise of 0.001 around the image; zero: at the image itself"""
     restarts: int = 1
@@ -47,15 +57,36 @@ class PGD(Attack):
     """eval: batch norm uses its running statistics during the attack; train: those of the batch, not updating them"""
 
     def __post_init__(self) -> None:
+        check_threat(self.threat, type(self).__name__)
         check_plain(self.loss, "an attack")
         if self.steps < 0 or self.restarts < 1:
             raise UsageError(
                 f"an attack needs steps >= 0 and restarts >= 1, got steps={self.steps}, restarts={self.restarts}"
             )
+        if self.rule is None:  # stored as the rule it stands for, so that config.json names the step
+            object.__setattr__(self, "rule", default_rule(self.threat, self.steps))
+        if not isinstance(self.rule, StepRule):
+            raise UsageError(
+                f"rule is a step rule such as SignStep(2 / 255), got {self.rule!r:.60}: leave it out for 2.5·ε/steps"
+            )
         if not all(size > 0 for size in self.rule.sizes):
             raise UsageError(f"the step size of an attack must be positive, got {self.rule}")
         if self.rule.needs_box and not self.threat.has_barrier:
             raise UsageError("a barrier step follows the barrier of a box: use LinfBall, or another step")
+
+    @property
+    def weakness(self) -> str | None:
+        if self.rule.norm != self.threat.norm or self.steps == 0:
+            return None
+        reach = self.steps * self.rule.sizes[0] / self.threat.radius
+        needed = 1 if self.steps == 1 or self.start != "uniform" else 2  # radii, from where the attack starts
+        if reach >= needed * (1 - TOLERANCE):
+            return None
+        return (
+            f"PGD with {self.steps} steps of {self.rule.sizes[0]:.4g} moves by at most {reach:.2g} radii, and crossing "
+            f"its ball of radius {self.threat.radius:.4g} takes {needed}, so accuracy under it is too high: leave rule "
+            "out, which makes the step 2.5·ε/steps, or take larger or more steps"
+        )
 
     @classmethod
     def for_evaluation(cls, reference: Attack) -> Attack:
@@ -82,7 +113,9 @@ class PGD(Attack):
             )
         return replace(self, threat=threat, rule=threat.step_rule(factor * self.rule.sizes[0]))
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
+        if self.weakness and (generator is None or isinstance(generator, int)):  # training mentions it once
+            warnings.warn(self.weakness, stacklevel=2)
         return self.maximize(model, x, y, generator, lambda logits: self.loss(logits, y))
 
     def maximize(
@@ -90,7 +123,7 @@ class PGD(Attack):
         model: nn.Module,
         x: Tensor,
         y: Tensor,
-        generator: BatchGenerator | torch.Generator,
+        generator: AnyGenerator,
         value: Value,
         active: Callable[[], Tensor] | None = None,
     ) -> Tensor:
@@ -114,7 +147,7 @@ class PGD(Attack):
             UsageError: If images, labels and logits do not fit each other.
             NonFiniteError: If logits or the gradient are NaN or infinite.
         """
-        check_images(x, y)
+        check_call(model, x, y)
         draws = BatchGenerator.of(generator)
         with attack_context(model, self.attack_mode):
             delta = self._attempt(model, x, y, draws, value, active)
@@ -125,9 +158,7 @@ class PGD(Attack):
                 delta = torch.where(per_row(better, x), other, delta)
         return delta
 
-    def maximize_divergence(
-        self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator
-    ) -> Tensor:
+    def maximize_divergence(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator) -> Tensor:
         """Run the attack on KL(p(x) || p(x + delta)), as TRADES does.
 
         p(x) is computed once: the network does not change during the attack.
@@ -146,7 +177,7 @@ class PGD(Attack):
             NonFiniteError: If logits or the gradient are NaN or infinite.
         """
         self.check_divergence()
-        check_images(x, y)
+        check_call(model, x, y)
         with attack_context(model, self.attack_mode), torch.no_grad():
             clean = model(x)
         return self.maximize(model, x, y, generator, lambda logits: kl_divergence(clean, logits))

@@ -25,11 +25,11 @@ from doubly.attacks.attack import Attack
 from doubly.attacks.mode import attack_context, connected
 from doubly.bilevel import projected_descent
 from doubly.bilevel.rows import per_row
-from doubly.checks import check_finite, check_images, check_logits
+from doubly.checks import check_call, check_finite, check_logits
 from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import LogitMargin
-from doubly.seeding import BatchGenerator
-from doubly.threat import LinfBall, Threat
+from doubly.seeding import AnyGenerator, BatchGenerator
+from doubly.threat import LinfBall, Threat, check_threat
 
 ROUNDING = 1e-5  # of the largest logit: a margin below it may be negative in another batch
 
@@ -61,14 +61,15 @@ class Strong(Attack):
     """steps along a random direction of the logits that attempts start with from the second round on"""
 
     def __post_init__(self) -> None:
+        check_threat(self.threat, type(self).__name__)
         if min(self.steps, self.targets, self.target_steps) < 1 or min(self.rounds, self.start_steps) < 0:
             raise UsageError(
                 "the strong attack needs steps, targets and target_steps >= 1, rounds and start_steps >= 0, got "
                 f"{self.steps}, {self.targets}, {self.target_steps}, {self.rounds} and {self.start_steps}"
             )
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
-        check_images(x, y)
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
+        check_call(model, x, y)
         with attack_context(model, "eval"):
             search = _Search(model, x, y, self.threat)
             for steps in self._attempts(search, BatchGenerator.of(generator)):

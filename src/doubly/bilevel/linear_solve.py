@@ -20,7 +20,7 @@ MatVec = Callable[[Tensor], Tensor]
 
 
 class SolverWarning(UserWarning):
-    """Warning that a linear solve missed its tolerance, so that the implicit term is approximate."""
+    """Warning that a linear solve missed its tolerance, or that inner problems are not solved."""
 
 
 class Solution(NamedTuple):
@@ -67,6 +67,11 @@ def _relative_norm(residual: Tensor, b: Tensor) -> Tensor:
     return (dot(residual, residual) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
 
 
+def meets_tolerance(residual: Tensor, tolerance: float) -> Tensor:
+    """Return whether each residual is within the tolerance, up to the rounding of an iteration that stopped there."""
+    return residual <= 1.1 * tolerance + 16 * torch.finfo(residual.dtype).eps
+
+
 def _checked(v: Tensor, residual: Tensor, tolerance: float, remedy: str, concave: Tensor | None = None) -> Solution:
     """Return the solution, and warn if it misses the tolerance.
 
@@ -77,7 +82,7 @@ def _checked(v: Tensor, residual: Tensor, tolerance: float, remedy: str, concave
         remedy: What the user can do, for the message.
         concave: Rows in which a direction without positive curvature was met, (B,); the warning covers them as well.
     """
-    missed = ~(residual <= tolerance)  # true for NaN as well
+    missed = ~meets_tolerance(residual, tolerance)  # true for NaN as well
     if concave is not None and concave.any():
         missed = missed | concave
         remedy = (

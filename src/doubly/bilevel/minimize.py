@@ -60,6 +60,11 @@ class Result(NamedTuple):
     history: dict[str, Tensor]
     state: State
 
+    def __repr__(self) -> str:
+        values, shape = self.history["value"], tuple(self.delta.shape)
+        last = ", ".join(f"{name} {self.history[name][-1]:.2g}" for name in ("gradient", "gap", "residual"))
+        return f"Result({len(values)} steps, value {values[0]:.6g} -> {values[-1]:.6g}, {last}, delta {shape})"
+
 
 def minimize(
     problem: Callable[[Any, Tensor, Any], Terms],
@@ -124,13 +129,14 @@ def minimize(
         ValueError: If shapes, sizes or settings do not fit; the message says what to change.
         ArithmeticError: If the value, the gradient or an inner gradient is not finite; the message names the step.
     """
-    _check_kinds(composition, constraint)
+    _check_kinds(composition, constraint, delta, optimizer, solve, descent)
     parameters = parameters_of(theta)
     outer_step = OuterStep(problem, inner, theta, parameters, descent, solve, shared, communicator)
     solutions = _InnerSolutions(delta.detach(), shared, warm_start, communicator)
     rank, world_size = communicator.rank, communicator.world_size
     state, records, warn = dict(state or {}), [], True
     previous_theta: list[Tensor] | None = None
+    start_gap = 0.0
     with trainable(parameters), ProgressBar(steps, progress and rank == 0) as bar:
         torch_optimizer = _make_optimizer(optimizer, parameters)
         batches = iterate_batches(data, None if shared else len(delta), batch_size, seed, rank, world_size)
@@ -148,6 +154,7 @@ def minimize(
             )
             if number == 0:
                 check_inside(step.constraint, step.start[None] if shared else step.start)
+                start_gap = 0.0 if solve is None else outer_step.start_gap(step)
             theta_values = [parameter.detach().clone() for parameter in parameters] if storm else None
             output = outer_step.run_numbered(torch_optimizer, step, number, warn)
             previous_theta, state = theta_values, output.direction.state
@@ -159,6 +166,8 @@ def minimize(
                 break
     if not records:
         raise ValueError("nothing was done: steps must be positive, and data must hold a batch")
+    if solve is not None:
+        outer_step.warn_if_unsolved(start_gap, records, solutions.latest)
     history = {name: torch.tensor([record[name] for record in records], dtype=torch.float64) for name in records[0]}
     return Result(theta, solutions.latest, composition.estimate(state), history, state)
 
@@ -191,8 +200,30 @@ class _InnerSolutions:
             self.latest[ids.to(self.latest.device)] = self.communicator.all_gather(delta)
 
 
-def _check_kinds(composition: Any, constraint: Any) -> None:
-    """Raise a TypeError for two mistakes that torch would report less clearly."""
+def _check_kinds(composition: Any, constraint: Any, delta: Any, optimizer: Any, solve: Any, descent: Any) -> None:
+    """Raise a TypeError for mistakes that torch would report less clearly."""
+    if not isinstance(delta, Tensor) or not delta.is_floating_point():
+        raise TypeError(
+            f"delta must be a floating-point tensor, where the inner variables start, got {type(delta).__name__}: pass "
+            "torch.zeros(rows, …), one row per sample"
+        )
+    if isinstance(optimizer, str) or not callable(getattr(optimizer, "step", optimizer)):
+        raise TypeError(
+            f"optimizer must be a torch optimizer or a function that makes one, got {optimizer!r:.40}: pass "
+            "lambda tensors: torch.optim.Adam(tensors, lr=0.01)"
+        )
+    if solve is not None and (isinstance(solve, type) or not callable(solve)):
+        raise TypeError(
+            f"solve must be a solver or None, got {solve!r:.40}: pass ConjugateGradient(), Direct(), Diagonal() or "
+            "Neumann()"
+        )
+    if not isinstance(descent, Descent):
+        raise TypeError(
+            f"descent must be the settings of the inner solver, got {descent!r:.40}: pass "
+            "Descent(GradientStep(0.1), steps=10)"
+        )
+    if isinstance(composition, type):
+        raise TypeError(f"composition must be a value, got the class: write {composition.__name__}(…)")
     if not isinstance(composition, Composition):
         raise TypeError(
             f"composition must have update, value, estimate and eta, got {type(composition).__name__}: for a function "

@@ -13,9 +13,12 @@ from doubly.bilevel.communicator import Communicator
 from doubly.bilevel.composition import Composition, State
 from doubly.bilevel.constraints import Constraint
 from doubly.bilevel.inner import Descent, gap, projected_descent
-from doubly.bilevel.linear_solve import Solver, SolverWarning
+from doubly.bilevel.linear_solve import Solver, SolverWarning, meets_tolerance
 from doubly.bilevel.parameters import frozen, with_values
+from doubly.bilevel.rows import mean_row
 
+UNSOLVED = 0.1  # share of the first projected inner gradient that a solve may leave
+NEGLIGIBLE = 1e-3  # projected inner gradient beside the size of delta that is small whatever the start was
 NO_THETA = "problem does not depend on theta: compute g and h from the theta that it is given"
 NO_DELTA = "inner does not depend on delta: there is nothing to minimize; compute h from the delta given"
 
@@ -137,10 +140,42 @@ class OuterStep:
         residual = output.direction.residual
         if residual is None or self.solve is None or self.solve.tolerance is None:
             return False
-        return not bool((residual <= self.solve.tolerance).all())
+        return not bool(meets_tolerance(residual, self.solve.tolerance).all())
 
-    def _minimizer(self, step: StepInput) -> Tensor:
-        """Return the inner solutions at the current theta."""
+    def start_gap(self, step: StepInput) -> float:
+        """Return the longest projected inner gradient where the inner solve of a step starts."""
+        rows = (step.start[None] if self.shared else step.start).detach().requires_grad_()
+        with frozen(self.parameters):
+            (slope,) = torch.autograd.grad(self._inner_function(step)(rows).sum(), rows)
+        slope = mean_row(self.communicator.all_gather(slope)) if self.shared else slope
+        return self._maximum(gap(step.constraint, rows.detach(), slope))
+
+    def warn_if_unsolved(self, start_gap: float, records: list[dict[str, float]], delta: Tensor) -> None:
+        """Warn if the inner problems of the last step are not solved.
+
+        Without a tolerance of its own, a solve has failed if it leaves more than a tenth of the projected gradient at
+        the very first start, unless what it leaves is small beside delta.
+
+        Args:
+            start_gap: What `start_gap` returned in the first step.
+            records: The numbers of all steps.
+            delta: Inner solutions, for their size.
+        """
+        last, tolerance = records[-1]["gap"], self.descent.tolerance
+        if tolerance is None:
+            largest = max(start_gap, *(record["gap"] for record in records))
+            tolerance = max(UNSOLVED * largest, NEGLIGIBLE * (1 + delta.abs().max().item()))
+        if last > 1.1 * tolerance:
+            warnings.warn(
+                f"the inner problems are not solved: the longest projected gradient of inner is {last:.1e} after the "
+                f"last solve, and was {start_gap:.1e} at the start, so the estimate of the gradient of F is wrong: "
+                "take more or larger inner steps, such as descent=Descent(GradientStep(0.5), steps=100)",
+                SolverWarning,
+                stacklevel=3,
+            )
+
+    def _inner_function(self, step: StepInput) -> Callable[[Tensor], Tensor]:
+        """Return the inner function of rows at the current theta."""
 
         def h(rows: Tensor) -> Tensor:
             delta = rows.squeeze(0) if self.shared else rows  # the backward pass of rows[0] would copy
@@ -155,18 +190,25 @@ class OuterStep:
                 raise ValueError(NO_DELTA)
             return values.mean()[None] if self.shared else values
 
+        return h
+
+    def _minimizer(self, step: StepInput) -> Tensor:
+        """Return the inner solutions at the current theta."""
         start = step.start[None] if self.shared else step.start
-        with frozen(self.parameters):
-            rows = projected_descent(
-                h,
-                start,
-                step.constraint,
-                self.descent.rule,
-                self.descent.steps,
-                self.descent.tolerance,
-                shared=self.shared,
-                all_gather=self.communicator.all_gather,
-            )
+        try:
+            with frozen(self.parameters):
+                rows = projected_descent(
+                    self._inner_function(step),
+                    start,
+                    step.constraint,
+                    self.descent.rule,
+                    self.descent.steps,
+                    self.descent.tolerance,
+                    shared=self.shared,
+                    all_gather=self.communicator.all_gather,
+                )
+        except ArithmeticError as error:
+            raise ArithmeticError(f"in the inner problem, {error}; inner steps are those of descent=…") from None
         return rows[0] if self.shared else rows
 
     def _outer_values(self, theta_values: list[Tensor], step: StepInput) -> Tensor:
@@ -200,7 +242,10 @@ class OuterStep:
         value = step.composition.value(self.communicator.all_gather(direction.values))
         gradient_norm = torch.stack(norms).norm()
         if not torch.isfinite(value + gradient_norm):
-            raise ArithmeticError("the value or the gradient of F is not finite; take smaller steps")
+            raise ArithmeticError(
+                "in the outer problem, the value or the gradient of F is not finite: take smaller steps of the "
+                "optimizer, by its learning rate or step_size"
+            )
         return StepOutput(delta, direction, value, gradient_norm)
 
     def _maximum(self, values: Tensor) -> float:

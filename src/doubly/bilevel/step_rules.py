@@ -22,6 +22,8 @@ class StepRule:
     """whether the constraint must be a `Box`, whose barrier the rule follows"""
     rests_without_gradient: ClassVar[bool] = False
     """whether a row whose gradient is 0 does not move"""
+    norm: ClassVar[str | None] = None
+    """norm in which a step is as long as its size, Linf or L2; None if its length depends on the gradient"""
 
     @property
     def sizes(self) -> tuple[float, ...]:
@@ -118,6 +120,7 @@ class SignStep(SizedStep):
     """step size alpha"""
 
     rests_without_gradient: ClassVar[bool] = True
+    norm: ClassVar[str | None] = "Linf"
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
         """Return the increment of delta and the new state; see `StepRule.step`."""
@@ -132,6 +135,7 @@ class NormalizedStep(SizedStep):
     """l2 length of a step"""
 
     rests_without_gradient: ClassVar[bool] = True
+    norm: ClassVar[str | None] = "L2"
 
     def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
         """Return the increment of delta and the new state; see `StepRule.step`."""
@@ -151,6 +155,8 @@ class AdamStep(SizedStep):
     """decay of the second moment"""
     floor: float = 1e-8
     """added to the root of the second moment"""
+
+    norm: ClassVar[str | None] = "Linf"
 
     def init(self, delta: Tensor) -> State:
         """Return the state before the first step; see `StepRule.init`."""

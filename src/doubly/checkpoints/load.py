@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from doubly.checkpoints.files import find_checkpoint, load_checkpoint
 from doubly.config.run import Run
 from doubly.config.serialize import first_difference, from_json, to_json
-from doubly.config.user_code import WithOffsets
+from doubly.config.user_code import InMemoryModel, WithOffsets
 from doubly.errors import UsageError
 from doubly.models import Model
 from doubly.models.weights import fill_model
@@ -96,6 +96,40 @@ def load_trained_weights(path: Path, checkpoint: str) -> TrainedWeights:
         location = find_checkpoint(folder, checkpoint) or location
         tensors, info = load_checkpoint(location)
     return TrainedWeights(tensors.get("ema") or tensors["model"], info, location)
+
+
+def load(
+    path: Path | str, checkpoint: str = "last", *, model: nn.Module | None = None, device: str = "cpu"
+) -> nn.Module:
+    """Return the trained network of a run directory, ready for inference: in evaluation mode, with frozen parameters.
+
+    Its attribute `classes` holds the names of the classes, in the order of the logits.
+
+    Args:
+        path: The run directory.
+        checkpoint: Name of the checkpoint: last or best.
+        model: A network of the same architecture to fill, for a run that trained a network handed in from Python.
+        device: Where to put it, such as cpu or cuda.
+
+    Returns:
+        A network from images in [0, 1], (N, C, H, W), to logits.
+
+    Raises:
+        UsageError: If it is not a run directory, there is no such checkpoint, or the network does not fit its weights.
+    """
+    folder = Path(path)
+    if model is None:
+        if isinstance(load_run(folder).model, InMemoryModel):
+            raise UsageError(
+                f"{folder} trained a network that was handed in from Python: build it again, and pass it as model=…"
+            )
+        model, info = load_model_and_info(folder, checkpoint, None)
+    else:
+        weights = load_trained_weights(folder, checkpoint)
+        info = weights.info
+        fill_model(model, weights.tensors, weights.path)
+    model.classes = tuple(info["classes"])  # type: ignore[assignment]  # plain attributes are not parameters
+    return model.to(device).eval().requires_grad_(False)
 
 
 def load_model(path: Path, checkpoint: str = "last", architecture: Model | None = None) -> nn.Module:

@@ -11,6 +11,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from doubly.errors import UsageError
+from doubly.text import parse_number
 
 T = TypeVar("T")
 DataRoot = Annotated[
@@ -66,16 +67,10 @@ def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | N
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="NUMBER",
-        instance_from_str=lambda words: _parse_number(words[0]),
+        instance_from_str=lambda words: parse_number(words[0]),
         is_instance=lambda value: isinstance(value, float | int),
         str_from_instance=lambda value: [repr(value)],
     )
-
-
-def _parse_number(text: str) -> float:
-    from doubly.config.serialize import parse_number  # imports torch, which `doubly report` does without
-
-    return parse_number(text)
 
 
 def parse_options(kind: type[T], arguments: Sequence[str], verb: str, default: T | None = None) -> T:

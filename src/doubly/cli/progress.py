@@ -1,6 +1,6 @@
 """Progress of one run or evaluation: bars on a terminal, plain lines elsewhere."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,22 +10,8 @@ from rich.progress import Progress, TaskID
 from doubly.callbacks import Callback
 from doubly.cli.tables import print_line
 from doubly.jobs.progress import bar_columns
-from doubly.metric_names import METRICS
 from doubly.text import duration
-
-
-def describe_epoch(row: dict[str, Any]) -> str:
-    """Return a row of metrics as one line: those of training, then those of the validation if there was one."""
-    text = f"epoch {row['epoch'] + 1}: {describe_metrics(row)}"
-    if validation := row.get("validation"):
-        text += f" | {validation['on']} (n = {validation['n']}): {describe_metrics(validation)}"
-    return text
-
-
-def describe_metrics(record: Mapping[str, Any]) -> str:
-    """Return the metrics that a row or a validation holds, each with its label."""
-    values = [(metric, metric.value(record)) for metric in METRICS.values()]
-    return ", ".join(f"{metric.label} {metric.text(value)}" for metric, value in values if value is not None)
+from doubly.training.progress import describe_epoch
 
 
 class ProgressLines(Callback):

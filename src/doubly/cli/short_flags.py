@@ -6,10 +6,9 @@ from dataclasses import replace
 from doubly.cli.options import pop_flag
 from doubly.cli.sources import select_threat
 from doubly.config import Run
-from doubly.config.serialize import parse_number
 from doubly.config.threats import is_same_ball, measured_threat, training_threat, with_threat
 from doubly.errors import UsageError
-from doubly.text import format_ball
+from doubly.text import format_ball, parse_number
 from doubly.threat import Threat
 
 

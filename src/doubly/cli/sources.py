@@ -9,7 +9,7 @@ from pathlib import Path
 
 from doubly.config import Data, Run
 from doubly.config.hugging_face import HuggingFace, is_hugging_face
-from doubly.config.serialize import KINDS, parse_number, suggestion, trust_code, with_change
+from doubly.config.serialize import KINDS, suggestion, trust_code, with_change
 from doubly.config.user_code import UserModel
 from doubly.data import DATASETS, Arrays, DataSource, ImageFolder
 from doubly.errors import UsageError
@@ -17,6 +17,7 @@ from doubly.methods import Standard
 from doubly.models import Model, SmallCNN
 from doubly.recipes import RECIPES, recipe
 from doubly.recipes.own_data import look_at, own_data_run
+from doubly.text import parse_number
 from doubly.threat import THREATS, LinfBall, Threat
 
 

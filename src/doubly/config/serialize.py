@@ -4,7 +4,6 @@ import difflib
 import types
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from fractions import Fraction
 from math import isfinite
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,6 +19,7 @@ from doubly.losses import LOSSES
 from doubly.methods import METHODS
 from doubly.models import MODELS
 from doubly.schedules import SCHEDULES
+from doubly.text import parse_number
 from doubly.threat import THREATS
 
 _TABLES: dict[str, Mapping[str, type]] = {
@@ -43,18 +43,6 @@ KINDS: dict[str, type] = {
 }
 _NAMES = {kind: name for name, kind in KINDS.items()} | {UntrustedModel: "model.user"}
 EVERY_FUNCTION = "*"  # among trusted functions
-
-
-def parse_number(text: str) -> float:
-    """Return the number of a text such as 8/255 or 0.03.
-
-    Raises:
-        UsageError: If it is neither.
-    """
-    try:
-        return float(Fraction(text)) if "/" in text else float(text)
-    except (ValueError, ZeroDivisionError):
-        raise UsageError(f"'{text}' is not a number: write 0.03 or 8/255") from None
 
 
 def to_json(value: Any) -> Any:

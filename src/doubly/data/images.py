@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from doubly.data.mapped_pixels import MappedPixels
-from doubly.data.pixels import channels_first, check_labels, check_pixels, in_unit_range
+from doubly.data.pixels import channels_first, check_labels, check_pixels, class_names, in_unit_range, split_item
 from doubly.errors import UsageError
 
 
@@ -86,8 +86,9 @@ class Images:
         """Read a map-style dataset once, into memory.
 
         Args:
-            dataset: Yields (image, label) pairs: tensors (C, H, W), arrays (H, W, C) or PIL images, all of one shape.
-                If it has an attribute `classes`, these are the names of the classes.
+            dataset: Yields (image, label) pairs, or dicts such as {"image": …, "label": …} of Hugging Face: tensors
+                (C, H, W), arrays (H, W, C) or PIL images, all of one shape. If it has an attribute `classes`, these
+                are the names of the classes.
 
         Returns:
             The images, in the order of the dataset.
@@ -97,17 +98,21 @@ class Images:
         """
         if len(dataset) == 0:
             raise UsageError("the dataset has no images: check its folder and its split")
-        pairs = [dataset[position] for position in range(len(dataset))]
+        pairs = [split_item(dataset[position]) for position in range(len(dataset))]
         pixels = [channels_first(image) for image, _ in pairs]
         if len(shapes := {tuple(image.shape) for image in pixels}) > 1:
             raise UsageError(
                 f"the images of a dataset must have one shape, got {sorted(shapes)[:3]}: resize them in its transform"
             )
         labels: list[Any] = [label.item() if isinstance(label, Tensor) else label for _, label in pairs]
-        return Images.of(torch.stack(pixels), labels, getattr(dataset, "classes", None))
+        return Images.of(torch.stack(pixels), labels, class_names(dataset))
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.x.shape[1:]))
+        return f"Images({len(self):,} of {shape}, {self.x.dtype}, {len(self.classes)} classes)"
 
     def subset(self, indices: Tensor | NDArray[Any] | Sequence[int]) -> "Images":
         """Select images.

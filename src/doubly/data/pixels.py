@@ -1,6 +1,6 @@
 """Conversion and checks of raw pixels and labels, before they become `Images`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from doubly.checks import count_nan_images
 from doubly.errors import UsageError
 
 MAX_CHANNELS = 4  # gray, color, and either with transparency
+IMAGE_KEYS = ("image", "img", "images", "pixel_values", "x")  # of datasets whose items are dicts
+LABEL_KEYS = ("label", "labels", "target", "fine_label", "y")
 
 
 def in_unit_range(x: Tensor) -> Tensor:
@@ -114,3 +116,35 @@ def as_tensor(values: Tensor | NDArray[Any]) -> Tensor:
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     # torch warns about read-only arrays and refuses negative strides.
     return torch.from_numpy(np.require(native, requirements=["C", "W"]))
+
+
+def split_item(item: Any) -> tuple[Any, Any]:
+    """Return image and label of an item of a dataset, or of a batch.
+
+    Args:
+        item: A pair (image, label), or a dict with one of `IMAGE_KEYS` and one of `LABEL_KEYS`.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if isinstance(item, Mapping):
+        image, label = (next((key for key in keys if key in item), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
+        if image is not None and label is not None:
+            return item[image], item[label]
+        raise UsageError(
+            f"an item of the dataset has the keys {', '.join(map(str, item))}: name the image one of "
+            f"{', '.join(IMAGE_KEYS)}, and the label one of {', '.join(LABEL_KEYS)}"
+        )
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    raise UsageError(f"an item of a dataset is a pair (image, label) or a dict, got {type(item).__name__}")
+
+
+def class_names(dataset: Any) -> Sequence[str] | None:
+    """Return the names of a dataset's classes: `classes`, or those of a label of Hugging Face; None without names."""
+    features = getattr(dataset, "features", None)
+    if isinstance(features, Mapping):
+        label = next((features[key] for key in LABEL_KEYS if key in features), None)
+        return getattr(label, "names", None)
+    names: Sequence[str] | None = getattr(dataset, "classes", None)
+    return names

@@ -1,5 +1,6 @@
 """Evaluation from Python: of any network on any images, or of a run directory."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -26,6 +27,7 @@ from doubly.evaluation.result import EvalResult
 from doubly.evaluation.task import EvalTask
 from doubly.metric_names import attack_metric
 from doubly.models import Model
+from doubly.models.adapt import Statistics, adapt_model
 from doubly.rundir import RunDir, read_json
 from doubly.threat import Threat
 
@@ -37,6 +39,8 @@ def evaluate(
     attacks: Attacks = ("pgd", "margin"),
     *,
     validation: AnyImages | None = None,
+    mean: Statistics | None = None,
+    std: Statistics | None = None,
     callbacks: Iterable[Callback] = (),
     about: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -46,12 +50,15 @@ def evaluate(
     Under torchrun all processes share the work and return the same result.
 
     Args:
-        model: The network, from images in [0, 1] to logits. It is left as it was found.
-        data: Images to evaluate on: `Images`, a pair (pixels, labels), or a map-style dataset.
+        model: The network, from images in [0, 1] to logits. It may also return an object with `.logits`, a dict with
+            "logits", or a tuple whose first entry is the logits. It is left as it was found.
+        data: Images to evaluate on: `Images`, a pair (pixels, labels), a map-style dataset, or a DataLoader.
         threat: What the attacker may do; that of the attacks if not given, else `LinfBall()`.
         attacks: Names from `doubly list attacks`, or quick for the two APGD attacks of AutoAttack; attacks such as
             `PGD(…)`; or a mapping from names to attacks.
         validation: Other images, on which the classes of the tail are selected as well.
+        mean: Mean of the channels, if the network expects normalized images.
+        std: Standard deviation of the channels.
         callbacks: Listeners, called on the first process.
         about: Further fields of the protocol in evaluation.json.
         **settings: Fields of `EvalConfig`: output, seed, images, chunk_size, autoattack_images, trust, …
@@ -66,22 +73,26 @@ def evaluate(
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"the first argument is the network, an nn.Module, got {type(model).__name__}: of a run directory pass "
-            "doubly.checkpoints.load_model(path)"
+            "doubly.load(path)"
         )
     if threat is not None and not isinstance(threat, Threat):
         raise UsageError(f"the third argument is the threat, got {type(threat).__name__}: pass attacks=[…] by name")
     config = _config(settings)
     shared = shared_threat(attacks, threat)
+    images = as_images(data)
     task = EvalTask(
-        model,
-        as_images(data),
+        adapt_model(model, images.pixels(slice(0, 2)), mean, std),
+        images,
         select_attacks(attacks, reference_pgd(shared), config.seed),
         shared,
         config,
         None if validation is None else as_images(validation),
         about or {},
     )
-    with join_processes() as communicator, _callback_of_first_process(callbacks, communicator) as callback:
+    listeners = list(callbacks)
+    for weakness in () if listeners else task.weaknesses:
+        warnings.warn(weakness, stacklevel=2)
+    with join_processes() as communicator, _callback_of_first_process(listeners, communicator) as callback:
         return run_evaluation(task, communicator, callback)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from doubly.attacks import ATTACKS, PGD, Attack
@@ -14,7 +13,7 @@ from doubly.attacks.autoattack import ENSEMBLES, AutoAttack
 from doubly.config.serialize import suggestion, to_json
 from doubly.errors import UsageError
 from doubly.losses import LogitMargin
-from doubly.seeding import BatchGenerator
+from doubly.seeding import AnyGenerator
 from doubly.threat import LinfBall, Threat
 
 # Names of attacks become fields of evaluation.json and arrays of evaluation.npz, which have other fields as well.
@@ -37,7 +36,7 @@ class FunctionAttack(Attack):
     threat: Threat
     function: Callable[..., Tensor]
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: BatchGenerator | torch.Generator) -> Tensor:
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
         return self.function(model, x, y, generator)
 
 

@@ -46,6 +46,8 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
     resources = Resources(communicator, callback, MicrobatchLimit(callback.on_message))
     if communicator.world_size > 1:
         _require_equal_tasks(task, communicator)
+    for weakness in task.weaknesses:
+        callback.on_message(weakness)
     task = with_earlier_autoattack(_with_selected_images(task), resources)
     config, ensemble, gallery = task.config, task.attacks.ensemble, Gallery()
     sample = select_images(task.images, min(config.trust_images, config.chunk_size)).to(model_device(task.model))

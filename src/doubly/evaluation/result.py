@@ -6,12 +6,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from doubly.attacks.autoattack import STANDARD
 from doubly.errors import UsageError
+from doubly.evaluation import show
 from doubly.evaluation.intervals import Interval, average_accuracy, weakest_interval, wilson, worst_accuracy
 from doubly.evaluation.metrics import (
     Bools,
@@ -24,7 +25,11 @@ from doubly.evaluation.metrics import (
     tail,
     worst_class,
 )
+from doubly.evaluation.weakest import Tail, Worst, named_tail, named_worst
 from doubly.evaluation.weights import KLWeights, Normalization
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOT_ATTACKED = -1  # prediction of a sample that an attack was not run on
 ENSEMBLE_PREDICTIONS = ("autoattack", "apgd", "autoattack_in_part")  # names of AutoAttack's predictions
@@ -96,6 +101,27 @@ class EvalResult:
     def sa(self) -> float:
         """Standard accuracy: that of the clean images."""
         return self.accuracy("clean")
+
+    @property
+    def clean_accuracy(self) -> float:
+        """Accuracy on the clean images, as `sa`."""
+        return self.accuracy("clean")
+
+    def robust_accuracy(self, attack: str = "pgd") -> float:
+        """Compute the accuracy under an attack.
+
+        Args:
+            attack: Name of the attack.
+
+        Returns:
+            The share of correct samples.
+
+        Raises:
+            UsageError: If it was not run.
+        """
+        if attack == "clean":
+            raise UsageError("clean is no attack: use clean_accuracy")
+        return self.accuracy(attack)
 
     @property
     def ra_pgd(self) -> float:
@@ -205,35 +231,34 @@ class EvalResult:
         """
         return per_class(*self.attacked_samples(attack), len(self.classes))
 
-    def tail(self, attack: str) -> tuple[float, list[str]]:
+    def tail(self, attack: str = "pgd") -> Tail:
         """Compute the mean accuracy of the weakest classes; `tail_share` and `tail_rounding` say of how many.
 
         Args:
             attack: Name of the attack, or "clean".
 
         Returns:
-            The mean, and the names of these classes, weakest first.
+            The mean, and the names of these classes, weakest first; its attribute `tied` names further classes that
+            are as weak as the last of them.
 
         Raises:
             UsageError: If the attack was not run.
         """
-        value, weakest = tail(self.per_class(attack), self.tail_share, self.tail_rounding)
-        return value, [self.names[index] for index in weakest]
+        return named_tail(self.per_class(attack), self.names, self.tail_share, self.tail_rounding)
 
-    def worst(self, attack: str) -> tuple[str, float]:
+    def worst(self, attack: str = "pgd") -> Worst:
         """Find the weakest class.
 
         Args:
             attack: Name of the attack, or "clean".
 
         Returns:
-            Its name and accuracy.
+            Its name and accuracy; its attribute `tied` names further classes with the same accuracy.
 
         Raises:
             UsageError: If the attack was not run.
         """
-        index, value = worst_class(self.per_class(attack))
-        return self.names[index], value
+        return named_worst(self.per_class(attack), self.names)
 
     def confusion(self, attack: str) -> list[list[int]]:
         """Count the predictions of each class.
@@ -300,6 +325,28 @@ class EvalResult:
         if attack not in self.losses:
             raise UsageError(f"this evaluation has no losses under '{attack}': evaluate again with that attack")
         return KLWeights.of(self.losses[attack], self.y, self.per_class(attack), r, normalize, batch)
+
+    def table(self) -> Any:
+        """Return the accuracy of each class and of all, without and under each attack.
+
+        Returns:
+            A pandas DataFrame if pandas is installed, else a list with a dict per row.
+        """
+        return show.table(self)
+
+    def plot(self) -> "Figure":
+        """Draw the accuracy of each class, without and under each attack.
+
+        Returns:
+            A matplotlib figure; `figure.savefig("classes.png")` writes it.
+        """
+        return show.plot(self)
+
+    def __repr__(self) -> str:
+        return show.one_line(self)
+
+    def _repr_html_(self) -> str:
+        return show.html(self)
 
     def summary(self) -> dict[str, Any]:
         """Return the contents of evaluation.json: every number, as plain JSON values."""

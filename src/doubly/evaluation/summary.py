@@ -47,8 +47,9 @@ def _accuracies(result: EvalResult) -> dict[str, Any]:
         accuracies[key] = result.accuracy(attack)
         if result.tail_share == 0.3:
             accuracies[prefix], accuracies[f"{prefix}_classes"] = result.tail(attack)
-        name, value = result.worst(attack)
-        accuracies[worst_class_metric(metric).key] = {"name": name, key: value}
+        worst = result.worst(attack)
+        tied = {"tied": worst.tied} if worst.tied else {}
+        accuracies[worst_class_metric(metric).key] = {"name": worst.name, key: worst.value, **tied}
     return accuracies
 
 
@@ -117,8 +118,10 @@ def _tails(result: EvalResult) -> dict[str, Any]:
     """
     tails: dict[str, Any] = {"share": result.tail_share, "rounding": result.tail_rounding}
     for attack in result.attacks:
-        value, names = result.tail(attack)
-        tails[attack] = {"value": value, "classes": names, "cross_fitted": _cross_fitted(result, attack)}
+        weakest = result.tail(attack)
+        tails[attack] = {"value": weakest.value, "classes": weakest.classes}
+        tails[attack] |= {"tied": weakest.tied} if weakest.tied else {}
+        tails[attack]["cross_fitted"] = _cross_fitted(result, attack)
         if result.validation is not None and attack in result.validation.predictions:
             tails[attack]["validated"] = _validated(result, result.validation, attack)
     return tails

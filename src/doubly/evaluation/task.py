@@ -42,6 +42,11 @@ class EvalTask:
     protocol: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def weaknesses(self) -> list[str]:
+        """Sentences about attacks whose settings make them weak; pgd and margin have the same."""
+        return list(dict.fromkeys(attack.weakness for attack in self.attacks.attacks.values() if attack.weakness))
+
 
 @dataclass(frozen=True, eq=False)
 class Resources:

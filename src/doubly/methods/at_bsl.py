@@ -25,7 +25,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class ATBSL(Method):
-    """Adversarial training with logits adjusted by the logarithm of the class counts."""
+    """Adversarial training with logits adjusted by the logarithm of the class counts.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: Attack = field(default_factory=PGD)
     """how delta is found, on the network without adjustment"""

@@ -29,7 +29,11 @@ LOSS_SCALE = 1024.0  # in fp16 the gradient of a mean would vanish
 
 @dataclass(frozen=True)
 class AWP(MethodWrapper, Method):  # type: ignore[override]  # attack is a property
-    """Another method, at adversarially perturbed weights."""
+    """Another method, at adversarially perturbed weights.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     method: Method = field(default_factory=AT)
     """what is trained"""

@@ -41,7 +41,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class CFA(Method):
-    """TRADES or AT with radii, and for TRADES betas, that grow with the robust accuracy of the class."""
+    """TRADES or AT with radii, and for TRADES betas, that grow with the robust accuracy of the class.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
     """how delta is found; for trades not from a start at zero, where the KL has no gradient"""

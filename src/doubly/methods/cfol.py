@@ -30,7 +30,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class CFOL(Method):
-    """Adversarial training on classes that an adversary chooses."""
+    """Adversarial training on classes that an adversary chooses.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: Attack = field(default_factory=PGD)
     """how delta is found"""

@@ -30,7 +30,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class DAFA(Method):
-    """TRADES with wider radii and larger clean losses for classes that are confused with stronger ones."""
+    """TRADES with wider radii and larger clean losses for classes that are confused with stronger ones.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
     """how delta is found, by steps up the KL; not from the image itself, where the KL has no gradient"""

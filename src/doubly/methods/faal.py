@@ -32,7 +32,11 @@ BISECTIONS = 64  # from an interval of some thousands, in the logarithm of nu - 
 
 @dataclass(frozen=True)
 class FAAL(Method):
-    """Adversarial training at the worst mixture of classes near the uniform one, found for each batch."""
+    """Adversarial training at the worst mixture of classes near the uniform one, found for each batch.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: Attack = field(default_factory=PGD)
     """how delta is found"""

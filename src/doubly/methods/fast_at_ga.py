@@ -23,7 +23,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class FastATGA(Method):
-    """FGSM training with aligned input gradients."""
+    """FGSM training with aligned input gradients.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: FGSM = field(default_factory=lambda: FGSM(reach=1.25))
     """one sign step; from the image, so that its projection makes it exactly epsilon long"""

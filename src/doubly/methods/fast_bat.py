@@ -26,7 +26,11 @@ FACE_DISTANCE = 1e-7  # a coordinate nearer to a face counts as on it
 
 @dataclass(frozen=True)
 class FastBAT(Method):
-    """One plain gradient step to z, one more to delta*, and the implicit gradient between them."""
+    """One plain gradient step to z, one more to delta*, and the implicit gradient between them.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=lambda: PGD(steps=1, rule=GradientStep(5000 / 255)))
     """finds z from a random start; its rule takes the last step too; its loss is that of the model as well"""

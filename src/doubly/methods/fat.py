@@ -24,7 +24,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class FAT(Method):
-    """Adversarial training with an attack that stops on a sample once it was misclassified tau + 1 times."""
+    """Adversarial training with an attack that stops on a sample once it was misclassified tau + 1 times.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=PGD)
     """the attack that is stopped early; its steps must not move where the gradient is 0"""

@@ -41,7 +41,11 @@ FACTORS = (0.98, 3.0)  # smallest and largest factor of a class radius in ReMarg
 
 @dataclass(frozen=True)
 class FRL(Method):
-    """TRADES with both of its terms weighted toward the classes that err most in them."""
+    """TRADES with both of its terms weighted toward the classes that err most in them.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
     """how delta is found, by steps up the KL; not from the image itself, where the KL has no gradient"""

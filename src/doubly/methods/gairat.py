@@ -30,7 +30,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class GAIRAT(Method):
-    """Adversarial training with weights that grow as a sample withstands fewer steps of the attack."""
+    """Adversarial training with weights that grow as a sample withstands fewer steps of the attack.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=PGD)
     """how delta is found; kappa counts its steps"""

@@ -26,7 +26,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class GroupDRO(Method):
-    """Adversarial training on a mixture of classes that moves toward those with the largest loss."""
+    """Adversarial training on a mixture of classes that moves toward those with the largest loss.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: Attack = field(default_factory=PGD)
     """how delta is found"""

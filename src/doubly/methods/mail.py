@@ -34,7 +34,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class MAIL(Method):
-    """AT, TRADES or MART, weighted by the sigmoid of the probability margin."""
+    """AT, TRADES or MART, weighted by the sigmoid of the probability margin.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
     """how delta is found"""

@@ -1,16 +1,19 @@
 """The protocol of a training method, with its defaults."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Literal, Self
+from functools import wraps
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from doubly.attacks.attack import Attack
+from doubly.checks import check_images
 from doubly.distributed.microbatch import WholeBatch
 from doubly.errors import UsageError
+from doubly.threat import Threat
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 DRAWS_CLASSES = "draws classes itself"  # answers of `Method.class_balance`
@@ -25,6 +28,23 @@ class Method:
 
     attack: Attack | None = None
     """the attack inside, if there is one"""
+
+    def __new__(cls, *arguments: Any, **settings: Any) -> Self:
+        """Refuse a threat, or a class, in the place of an attack: the methods themselves would fail less clearly."""
+        for value in (*arguments, *settings.values()):
+            if isinstance(value, Threat):
+                raise UsageError(
+                    f"{cls.__name__} takes an attack, got the threat {value}: write {cls.__name__}(PGD({value}))"
+                )
+            if isinstance(value, type):
+                raise UsageError(f"{cls.__name__} got the class {value.__name__}: write {value.__name__}()")
+        return super().__new__(cls)
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Let `objective` also take a plain pair (x, y) as its batch."""
+        super().__init_subclass__(**settings)
+        if "objective" in vars(cls):
+            cls.objective = _taking_pairs(cls.objective)  # type: ignore[method-assign]
 
     @property
     def wrapped(self) -> "Method | None":
@@ -279,6 +299,23 @@ class MethodWrapper:
 
     def on_validation(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> State:
         return self.method.on_validation(model, batch, state, step)
+
+
+def _taking_pairs(objective: Callable[..., Objective]) -> Callable[..., Objective]:
+    """Return the method `objective` with a batch that may be a pair of tensors."""
+
+    @wraps(objective)
+    def checked(self: Method, model: nn.Module, batch: Any, *arguments: Any, **settings: Any) -> Objective:
+        if not isinstance(batch, Batch):
+            if not isinstance(batch, tuple | list) or not 2 <= len(batch) <= 3:
+                raise UsageError(
+                    f"a batch is Batch(x, y) or a pair (x, y), got {type(batch).__name__}: pass images and labels"
+                )
+            batch = Batch(*batch)
+            check_images(batch.x, batch.y)
+        return objective(self, model, batch, *arguments, **settings)
+
+    return checked
 
 
 def require_counts(counts: Tensor | None, name: str) -> Tensor:

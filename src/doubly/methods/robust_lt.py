@@ -27,7 +27,11 @@ FACTORS = "robust_lt_factors"  # in the state, beside the entries of the method 
 
 @dataclass(frozen=True)
 class RobustLT(MethodWrapper, Method):  # type: ignore[override]  # attack is a property
-    """Another method, with radii that grow as a class has fewer images."""
+    """Another method, with radii that grow as a class has fewer images.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     method: Method = field(default_factory=AT)
     """what is trained"""

@@ -27,7 +27,11 @@ from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 @dataclass(frozen=True)
 class WAT(Method):
-    """TRADES with class weights that grow exponentially with the losses of the classes on held-out images."""
+    """TRADES with class weights that grow exponentially with the losses of the classes on held-out images.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=lambda: PGD(start="gaussian"))
     """how delta is found, by steps up the KL; not from the image itself, where the KL has no gradient"""

@@ -25,7 +25,11 @@ MAX_ALPHA = 80.0  # exp(80) still is a float32
 
 @dataclass(frozen=True)
 class WMMR(Method):
-    """Adversarial training with weights exp(-alpha * probability margin), which the attack increases too."""
+    """Adversarial training with weights exp(-alpha * probability margin), which the attack increases too.
+
+    Raises:
+        UsageError: If settings are out of range or do not fit each other.
+    """
 
     attack: PGD = field(default_factory=PGD)
     """how delta is found; its loss is weighted likewise"""

@@ -24,6 +24,7 @@ from doubly.evaluation.attacks import Attacks
 from doubly.evaluation.network import check_network, model_sha256
 from doubly.evaluation.result import EvalResult
 from doubly.models import Model
+from doubly.models.adapt import Statistics, adapt_model
 from doubly.offsets.config import RepairConfig
 from doubly.offsets.files import check_output, write_run_dir
 from doubly.offsets.fit import FittedOffsets, fit_offsets
@@ -48,6 +49,8 @@ def repair(
     *,
     test: AnyImages | None = None,
     attacks: Attacks = ("margin",),
+    mean: Statistics | None = None,
+    std: Statistics | None = None,
     output: Path | str | None = None,
     callbacks: Iterable[Callback] = (),
     about: Mapping[str, Any] | None = None,
@@ -58,12 +61,14 @@ def repair(
     A part of the held-out images fits the offsets, the others judge the result.
 
     Args:
-        model: The network, from images in [0, 1] to logits. It is not changed.
+        model: The network, from images in [0, 1] to logits, or with other outputs as for `evaluate`. It is not changed.
         held_out: Images that it was not trained on and that are not its test images: `Images`, a pair (pixels, labels),
-            or a map-style dataset.
+            a map-style dataset, or a DataLoader.
         threat: What the attacker may do; `LinfBall()` if not given.
         test: The test images, if there are some: they are compared with `held_out`, and used for nothing else.
         attacks: Attacks under which the result is judged, as for `evaluate`.
+        mean: Mean of the channels, if the network expects normalized images.
+        std: Standard deviation of the channels.
         output: Folder for weights.safetensors and repair.json.
         callbacks: Listeners.
         about: Further fields of repair.json.
@@ -89,7 +94,8 @@ def repair(
     images, notes = without_test_images(as_images(held_out), None if test is None else as_images(test))
     parts = divide(images, config)
     parts = parts._replace(notes=[*notes, *parts.notes])
-    result = _repair(model, parts, threat or LinfBall(), attacks, config, callback, about or {})
+    network = adapt_model(model, images.pixels(slice(0, 2)), mean, std)
+    result = _repair(network, parts, threat or LinfBall(), attacks, config, callback, about or {})
     if output is not None:
         result.save(output)
     return result

@@ -45,6 +45,9 @@ class RepairResult:
     notes: tuple[str, ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"RepairResult(before={self.before!r}, after={self.after!r}, folded_into={self.layer!r})"
+
     def differences(self, resamples: int = RESAMPLES) -> list[Difference]:
         """Compare after with before on the same images.
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 from doubly.attacks import FGSM, NFGSM, PGD
 from doubly.bilevel import AdamStep, BarrierStep, FirstThen, GradientStep, SignStep, StepRule
 from doubly.config.run import Sampling
+from doubly.config.serialize import suggestion
+from doubly.errors import UsageError
 from doubly.methods import (
     AT,
     ATBSL,
@@ -31,7 +33,7 @@ from doubly.methods import (
     Standard,
 )
 from doubly.schedules import Piecewise
-from doubly.threat import LinfBall
+from doubly.threat import LinfBall, Threat
 
 FAST = ("fast_at", "fast_at_ga", "fast_bat", "n_fgsm", "done_fast")
 FAST_EPOCHS = 25  # the paper's fast setting
@@ -117,3 +119,35 @@ def methods(
 def holdout_share(method: Method) -> float:
     """Return the share of the training images that a method's recipe holds out: 0 unless it learns from them."""
     return 0.0 if method.validation_interval is None else HOLDOUT
+
+
+def method_by_name(name: str, threat: Threat, images: int) -> Method:
+    """Return a method with the paper's settings, scaled to a threat.
+
+    Args:
+        name: Name of the method, as in recipes, such as done_pgd; or of its class, such as done.
+        threat: What the attacker may do.
+        images: Number of training images.
+
+    Raises:
+        UsageError: If there is no such method, or the threat does not fit.
+    """
+    if not isinstance(threat, LinfBall):
+        raise UsageError(
+            f"methods by name are for LinfBall, got {type(threat).__name__}: write the method, such as "
+            "AT(PGD(L2Ball(0.5)))"
+        )
+    scale = threat.radius / (8 / 255)
+    table = methods(
+        threat,
+        threat.radius / 4,
+        10,
+        DONE(mean_weight_limit=10.0),
+        gradient_step=1250 / 255 * scale,
+        spanning_step=5000 / 255 * scale,
+        cfol_eta=0.25 / images,
+    )
+    table["done"] = table["done_pgd"]
+    if name not in table:
+        raise UsageError(f"there is no method '{name}'{suggestion(name, table)}")
+    return table[name]

@@ -24,6 +24,7 @@ from doubly.data.splits import divide_holdout, load_splits_once, train_split
 from doubly.distributed import Communicator
 from doubly.errors import NonFiniteError, UsageError
 from doubly.evaluation.memory import run_if_fits
+from doubly.evaluation.metrics import extended_names
 from doubly.evaluation.network import check_not_probabilities
 from doubly.models.batch_norm import global_batch_norm
 from doubly.rundir import RunDir
@@ -65,6 +66,10 @@ def begin_run(
         stack.enter_context(global_batch_norm(state.model, communicator))
     reset_peak_memory(state.device)
     check_method(state)
+    callback.on_message(describe_data(state.data))
+    for attack in (run.method.attack, run.validation.attack):
+        if attack is not None and attack.weakness:
+            callback.on_message(attack.weakness)
     return state, RunWriter(rundir, run.save_seconds)
 
 
@@ -121,7 +126,7 @@ def build_state(run: Run, splits: Splits, model: nn.Module | None, communicator:
     data = prepare_data(run, splits, device)
     steps_per_epoch(len(data.train), run.batch_size, communicator.world_size)  # refuses what cannot be shared
     model = (model if model is not None else build_model(run, splits.train)).to(device)
-    check_model(model, data.train)
+    data = with_class_names(data, check_model(model, data.train))
     if communicator.world_size > 1:
         communicator.require_equal("training images", data.train.fingerprint(), "give every process the same data")
     communicator.broadcast([*model.parameters(), *model.buffers()])
@@ -164,6 +169,13 @@ def check_method(state: TrainState) -> None:
         check_second_derivatives(state.model, batch, state.communicator)
 
 
+def describe_data(data: TrainData) -> str:
+    """Return a sentence about the images: how many are trained on, and which ones validate."""
+    driver = "" if data.driver is None else f", {len(data.driver):,} held-out images drive the method"
+    held_out = "held-out images, which choose the best epoch" if data.held_out else "test images, which choose nothing"
+    return f"training on {len(data.train):,} images{driver}; validating on {len(data.validation):,} {held_out}"
+
+
 def describe_settings(run: Run) -> str:
     """Return the run as text for comparison, without the memory addresses of objects handed in from Python."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(run))
@@ -194,11 +206,22 @@ def build_model(run: Run, images: Images) -> nn.Module:
         return run.model.build(images.x.shape[1], len(images.classes), mean, std)
 
 
-def check_model(model: nn.Module, images: Images) -> None:
+def with_class_names(data: TrainData, logits: int) -> TrainData:
+    """Return the data with a class for every logit: those that the data do not name are numbered, as in evaluation."""
+    names = extended_names(data.train.classes, logits - 1)
+    driver = None if data.driver is None else replace(data.driver, classes=names)
+    train, validation = (replace(images, classes=names) for images in (data.train, data.validation))
+    return replace(data, train=train, validation=validation, driver=driver)
+
+
+def check_model(model: nn.Module, images: Images) -> int:
     """Pass a few images through the network.
 
+    Returns:
+        The number of logits.
+
     Raises:
-        UsageError: If it cannot take them, or it returns probabilities, or another number of logits than classes.
+        UsageError: If it cannot take them, returns probabilities, or fewer logits than there are classes.
     """
     x, y = images.pixels(slice(0, 2)), images.y[:2]
     try:
@@ -212,10 +235,17 @@ def check_model(model: nn.Module, images: Images) -> None:
         ) from None
     check_scores(logits, y)
     check_not_probabilities(logits)
-    if logits.shape[1] != len(images.classes):
+    if logits.shape[1] < len(images.classes):
+        low = int(images.y.min())
+        if low > 0 and len(images.classes) - low <= logits.shape[1]:
+            raise UsageError(
+                f"labels run from {low} to {int(images.y.max())}, but the {logits.shape[1]} logits of the model are "
+                f"numbered from 0: subtract {low} from the labels"
+            )
         raise UsageError(
             f"the model returns {logits.shape[1]} logits for {len(images.classes)} classes: build it with that many"
         )
+    return int(logits.shape[1])
 
 
 def _choose_channels_last(run: Run, model: nn.Module, images: Images, communicator: Communicator) -> bool:
