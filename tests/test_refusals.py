@@ -1,4 +1,4 @@
-"""What Python users write by mistake, from other libraries or from memory: it works, or a sentence says what to do."""
+"""What Python users write by mistake: it works, or one sentence says what to do."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_mistakes_are_answered_by_one_sentence():
         (lambda: L2Ball([0.5]), r"a number, got list: write L2Ball\(0.5\)"),
         (
             lambda: PGD(8 / 255),
-            r"the first argument of PGD is the threat, got float: write PGD\(LinfBall\(0.0313725\)\)",
+            r"argument of PGD is the threat, got float: write PGD\(LinfBall\(0.0313725\)\)",
         ),
         (lambda: PGD(MODEL), r"the threat, got Sequential: .* attack\(model, x, y\)"),
         (lambda: FGSM(0.1), "first argument of FGSM is the threat"),

@@ -187,11 +187,11 @@ def test_images_and_labels_are_checked_by_train_and_evaluate(tmp_path):
     for x, y, message in [
         (X * 255, Y, r"in \[0,1\]"),
         (X - 0.5, Y, r"in \[0,1\]"),
-        (X * float("nan"), Y, r"in \[0,1\]"),
+        (X * float("nan"), Y, "images contain NaN"),
         ((X * 255).long(), Y, "convert them to uint8"),
         (X.bool(), Y, "uint8 or floats"),
         (X, Y - 1, "labels reach from -1"),
-        (X, Y + 1, "the model returns 4 logits"),
+        (X, Y + 1, "subtract 1 from the labels"),
         (X, Y.float(), "one integer per image"),
         (X, Y[:-1], "40 images and 39 labels"),
         (X.flatten(1), Y, r"shape \(N, C, H, W\)"),
@@ -208,7 +208,7 @@ def test_batches_of_a_loop_of_the_user_are_checked():
     for x, y, message in [
         (X * 2, Y, r"must lie in \[0,1\]"),
         ((X * 255).to(torch.uint8), Y, "divide uint8 images by 255"),
-        (X, Y + 1, "the model returns 4 logits"),
+        (X, Y + 1, "subtract 1 from the labels"),
         (X, -Y, "labels run from -3 to 0"),
         (X, Y.float(), "whole numbers"),
     ]:

@@ -143,7 +143,7 @@ def test_a_run_is_not_resumed_on_other_images(tiny, tmp_path):
 
 def test_a_directory_with_something_else_is_refused(tiny, tmp_path):
     tiny.stopped(tiny.run(), tmp_path / "run", after=3)
-    with pytest.raises(UsageError, match=r"already holds a run: continue it by --resume \(in Python resume=True\)"):
+    with pytest.raises(UsageError, match=r"already holds a run: add --resume to continue it \(in Python resume=True\)"):
         tiny.train(tiny.run(), tmp_path / "run")
     with pytest.raises(UsageError, match=r"another configuration \(seed: 0 -> 1\): resume it without that change"):
         tiny.train(tiny.run(seed=1), tmp_path / "run", resume=True)

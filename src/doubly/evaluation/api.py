@@ -137,7 +137,7 @@ def evaluate_run(
         splits = load_splits_once(run.data, communicator)
         pgd = run.validation.attack if threat is None else reference_pgd(threat)
         task = EvalTask(
-            model.to(select_device(device, communicator)),
+            adapt_model(model.to(select_device(device, communicator)), splits.test.pixels(slice(0, 2))),
             splits.test,
             select_attacks(attacks, pgd, config.seed),
             pgd.threat,

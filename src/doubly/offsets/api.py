@@ -141,7 +141,7 @@ def repair_run(
     parts = run_images(run, config)
     model, info = load_model_and_info(path, checkpoint, architecture)
     about = {"source": str(path), "checkpoint": checkpoint, "command": command_line()}
-    network = model.to(select_device(device, SINGLE_PROCESS))
+    network = adapt_model(model.to(select_device(device, SINGLE_PROCESS)), parts.fit.pixels(slice(0, 2)))
     result = _repair(network, parts, threat or run.validation.attack.threat, attacks, config, callback, about)
     write_run_dir(result, path, output, info, architecture)
     return result

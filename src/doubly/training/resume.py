@@ -44,8 +44,8 @@ def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: b
     if rundir.config.exists():
         if not resume:
             raise UsageError(
-                f"{rundir.path} already holds a run: continue it by --resume (in Python resume=True), or choose "
-                "another output"
+                f"{rundir.path} already holds a run: add --resume to continue it (in Python resume=True), or "
+                "choose another --output"
             )
         difference = config_difference(rundir.path, run)
         if difference:
@@ -56,7 +56,7 @@ def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: b
         # Files that begin with a dot are ours, of a run that died at once.
         foreign = [path.name for path in rundir.path.iterdir() if not path.name.startswith(".")]
         if foreign:
-            raise UsageError(f"{rundir.path} is not empty ({foreign[0]}): choose another output")
+            raise UsageError(f"{rundir.path} is not empty ({foreign[0]}): choose another --output")
     if job_id():
         job_file.write_text(job_id())
 

@@ -26,6 +26,7 @@ from doubly.errors import NonFiniteError, UsageError
 from doubly.evaluation.memory import run_if_fits
 from doubly.evaluation.metrics import extended_names
 from doubly.evaluation.network import check_not_probabilities
+from doubly.models.adapt import adapt_model
 from doubly.models.batch_norm import global_batch_norm
 from doubly.rundir import RunDir
 from doubly.seeding import derived_seed, global_generators
@@ -126,6 +127,7 @@ def build_state(run: Run, splits: Splits, model: nn.Module | None, communicator:
     data = prepare_data(run, splits, device)
     steps_per_epoch(len(data.train), run.batch_size, communicator.world_size)  # refuses what cannot be shared
     model = (model if model is not None else build_model(run, splits.train)).to(device)
+    model = adapt_model(model, data.train.pixels(slice(0, 2)))
     data = with_class_names(data, check_model(model, data.train))
     if communicator.world_size > 1:
         communicator.require_equal("training images", data.train.fingerprint(), "give every process the same data")
