@@ -38,7 +38,7 @@ def test_mistakes_are_answered_by_one_sentence():
         (lambda: attack.perturb(MODEL, X.numpy(), Y), r"images must be a tensor, got ndarray: .* torch.as_tensor"),
         (lambda: attack(MODEL, X, Y.tolist()), "labels must be a tensor, got list"),
         (lambda: attack(MODEL, X[0], Y[0]), r"a single one of shape \(1, 2, 2\): pass x\[None\] and y\[None\]"),
-        (lambda: attack(MODEL, X / 0 * 0, Y), "images contain NaN"),
+        (lambda: attack(MODEL, X / 0 * 0, Y), "have NaN pixels"),
         (lambda: attack(MODEL, X, Y + 1), "labels run from 1 to 2, .* subtract 1 from the labels"),
         (lambda: attack(MODEL, X, Y, "seed"), "a seed or a torch.Generator, got str"),
         (lambda: objective((X.numpy(), Y.numpy())), "images must be a tensor, got ndarray"),

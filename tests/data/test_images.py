@@ -45,7 +45,7 @@ def test_pixels_and_labels_that_are_refused():
     for x, message in (
         (torch.full((2, 1, 4, 4), 1.5), r"floats in \[0,1\] or uint8.*first layer"),
         (torch.full((2, 1, 4, 4), -0.1), r"floats in \[0,1\] or uint8"),
-        (torch.tensor([0.5, float("nan")]).view(2, 1, 1, 1), "contain NaN"),
+        (torch.tensor([0.5, float("nan")]).view(2, 1, 1, 1), "have NaN pixels"),
         (torch.zeros(2, 1, 4, 4, dtype=torch.int64), "torch.int64"),
         (torch.zeros(2, 1, 4, 4, dtype=torch.bool), "torch.bool"),
         (np.zeros((2, 1, 4, 4), "U1"), "uint8 or floats"),

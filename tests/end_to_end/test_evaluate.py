@@ -298,7 +298,18 @@ def test_a_run_directory_is_evaluated_with_its_hold_out_or_under_another_threat(
 
 def test_help_lists_every_option(cli):
     options = [field.name.replace("_", "-") for field in dataclasses.fields(EvalConfig) if field.name != "trust"]
-    options += ["attacks", "autoattack", "quick", "threat", "epsilon", "jobs", "checkpoint", "device", "no-trust"]
+    options += [
+        "trust-code",
+        "attacks",
+        "autoattack",
+        "quick",
+        "threat",
+        "epsilon",
+        "jobs",
+        "checkpoint",
+        "device",
+        "no-trust",
+    ]
     options += ["model", "weights", "data", "data-root"]
     for verb, expected in (("evaluate", options), ("compare", ["resamples", "seed"])):
         code, out, err = cli(verb, "--help")

@@ -187,7 +187,7 @@ def test_images_and_labels_are_checked_by_train_and_evaluate(tmp_path):
     for x, y, message in [
         (X * 255, Y, r"in \[0,1\]"),
         (X - 0.5, Y, r"in \[0,1\]"),
-        (X * float("nan"), Y, "images contain NaN"),
+        (X * float("nan"), Y, "have NaN pixels"),
         ((X * 255).long(), Y, "convert them to uint8"),
         (X.bool(), Y, "uint8 or floats"),
         (X, Y - 1, "labels reach from -1"),

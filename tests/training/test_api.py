@@ -114,5 +114,5 @@ def test_what_is_held_out_validations_and_alarms_are_printed_unless_switched_off
         printed = capsys.readouterr().out
         for part in ("training on 54 images; validating on 6 held-out images, which choose", "epoch 2: ", "radii"):
             assert (part in printed) == verbose
-    with pytest.raises(NonFiniteError, match=r"epoch 0, step \d+: .*: lower the learning rate, [\d.e+]+ in this step"):
+    with pytest.raises(NonFiniteError, match=r"epoch 0, step \d+: .*; the learning rate was [\d.e+]+: lower it"):
         train(tiny.model(), tiny.splits.train, AT(tiny.attack), **settings(tiny, lr=1e38, verbose=False))

@@ -40,9 +40,7 @@ def print_evaluation(result: "EvalResult", title: str, out: Console) -> None:
     summary = result.summary()
     out.print(_accuracies(result, summary, title))
     for attack in result.attacks:
-        tail, tied = result.tail(attack)[1], _tied_with_tail(result, summary, attack)
-        more = f" (equally weak: {', '.join(tied)})" if tied else ""
-        print_line(out, f"tail under {attack_label(attack, result)}: {', '.join(tail)}{more}")
+        print_line(out, f"tail under {attack_label(attack, result)}: {result.tail(attack)}")
     if dead := [name for name, row in summary["per_class"].items() if row["n"] and row["sa"] == 0]:
         print_line(out, dead_classes_sentence(dead, len(summary["per_class"])))
     if result.autoattack:
@@ -78,15 +76,6 @@ def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) ->
     cells = [_cell(result.worst(attack)[1], intervals[f"worst_{keys[attack]}"]) for attack in result.attacks]
     table.add_row("worst class", "", "", *cells)
     return table
-
-
-def _tied_with_tail(result: "EvalResult", summary: Mapping[str, Any], attack: str) -> list[str]:
-    """Return the classes outside the tail whose accuracy is that of the strongest class in it."""
-    from doubly.evaluation.summary import key_of
-
-    key, rows, tail = key_of(result, attack), summary["per_class"], result.tail(attack)[1]
-    limit = max((rows[name][key] for name in tail if rows[name][key] is not None), default=None)
-    return [] if limit is None else [name for name, row in rows.items() if name not in tail and row[key] == limit]
 
 
 def _count(attack: str, result: "EvalResult") -> str:

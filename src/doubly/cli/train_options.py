@@ -92,6 +92,7 @@ def parse_train_options(arguments: Sequence[str]) -> TrainOptions:
         raise UsageError("--weights goes with --model package.module:function")
     elif options.trust_code:
         run = trust_code(run)
+    run.model.require_trusted()
     return replace(options, run=run, note=note)
 
 

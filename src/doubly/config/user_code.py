@@ -69,7 +69,13 @@ class UntrustedModel(UserModel):
     """A function that a file names, such as a stranger's config.json. It is not imported until a person names it."""
 
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
-        raise UsageError(
+        raise self._refusal()
+
+    def require_trusted(self) -> None:
+        raise self._refusal()
+
+    def _refusal(self) -> UsageError:
+        return UsageError(
             f"the configuration names code, {self.function!r:.80}, which is not run because a file asks for it: if you "
             f"trust it, add --model {self.function:.80} or --trust-code (in Python architecture=UserModel(…))"
         )
@@ -124,6 +130,9 @@ class WithOffsets(Model):
     @property
     def named_code(self) -> str | None:
         return self.model.named_code
+
+    def require_trusted(self) -> None:
+        self.model.require_trusted()
 
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         return ShiftedLogits(self.model.build(channels, classes, mean, std), torch.zeros(classes))

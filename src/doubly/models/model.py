@@ -24,6 +24,13 @@ class Model:
         """The function of the user that `build` imports, package.module:function; None if it imports none."""
         return None
 
+    def require_trusted(self) -> None:
+        """Refuse a network whose code only a file names.
+
+        Raises:
+            UsageError: If it is one; the message says how to allow it.
+        """
+
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         """Build a network with initial weights, drawn from torch's global generator.
 
