@@ -67,6 +67,7 @@ STORED = {  # studies that take hours: function -> results that replace it; test
 ELSEWHERE = {  # commands that are not run here, and where they are
     "make check": "by .ci/run",
     "make test": "by .ci/run, of which this is a part",
+    "pip install --no-deps .": "by hand, in an environment with torch alone",
     "make docs": "by hand, since it needs the extra docs; tests/test_docs.py checks names, links and navigation",
     "make format": "by hand: it changes files, and make check fails where it would",
     "make demo": "tests/studies/test_demo.py, with fewer seeds and epochs",

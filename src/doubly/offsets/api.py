@@ -204,6 +204,7 @@ def _repair(
             parts.judge,
             threat,
             attacks,
+            callbacks=[callback],
             about={"split": "held out"},
             trust=False,
             seed=config.seed,
