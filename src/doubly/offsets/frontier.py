@@ -163,7 +163,8 @@ def _evaluate_scales(
     device = model_device(model)
     for scale in sorted(config.scales):
         network = ShiftedLogits(model, scale * offsets.to(device))
-        results.append((scale, evaluate(network, images, None, attacks, trust=False, seed=config.eval_seed)))
+        result = evaluate(network, images, None, attacks, callbacks=[callback], trust=False, seed=config.eval_seed)
+        results.append((scale, result))
         callback.on_message(f"offsets x {scale:g}: {_describe(results[-1][1], config.attack)}")
     return results
 
