@@ -18,6 +18,16 @@ def study_page(results: Mapping[str, Any]) -> str:
         results: The contents of results.json, as `doubly reproduce weak_classes` writes them.
     """
     parts = [_state(results)]
+    if results["part_b"]:
+        measure = results["measures"]["selection"]
+        parts += [
+            f"On part B, average / tail-30 / worst class in percent, n = {measure['n']:,}, attack {measure['attack']}:\n",
+            _table(
+                ("method", "seed", *(name for _, name in FORMS.values())),
+                [(method_label(row["method"]), str(row["seed"]), *_forms(row)) for row in results["part_b"]],
+            ),
+            "",
+        ]
     if results["rows"]:
         parts += [
             "### Each method in the form chosen on part B\n",
@@ -91,6 +101,12 @@ def draw_paths(results: Mapping[str, Any], path: Path) -> bool:
     for one in results["paths"]:
         by_method.setdefault(method_label(one["method"]), []).append({**one, "protocol": protocol})
     return frontier(by_method, path)
+
+
+def _forms(row: Mapping[str, Any]) -> list[str]:
+    """Return average, tail and worst class of a network as trained and repaired."""
+    points = [(*(point[key][0] for key in ("average", "tail")), point["worst"]) for point in row["points"]]
+    return [" / ".join(f"{100 * value:.1f}" for value in values) for values in points]
 
 
 def _state(results: Mapping[str, Any]) -> str:

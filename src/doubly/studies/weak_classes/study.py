@@ -83,6 +83,12 @@ class WeakClassesStudy:
         return {
             "methods": list(plan.methods),
             "trials": trials,
+            "part_b": [
+                {"method": method, "seed": job.run.seed, **compare_paths(measured, measured)}
+                for method, best in searched.items()
+                for job in plan.final_jobs(method, best)
+                if (measured := job.read(plan.on_b)) is not None
+            ],
             "rows": rows,
             "differences": differences(done, {row["method"]: row["scale"] for row in rows}, plan.on_test),
             "paths": compare_all_paths(done, plan.path_on_test),
