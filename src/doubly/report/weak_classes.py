@@ -21,7 +21,7 @@ def study_page(results: Mapping[str, Any]) -> str:
     if results["part_b"]:
         measure = results["measures"]["selection"]
         parts += [
-            f"On part B, average / tail-30 / worst class in percent, n = {measure['n']:,}, attack {measure['attack']}:\n",
+            f"On part B, n = {measure['n']:,}, attack {measure['attack']}: average / tail-30 / worst class, in %.\n",
             _table(
                 ("method", "seed", *(name for _, name in FORMS.values())),
                 [(method_label(row["method"]), str(row["seed"]), *_forms(row)) for row in results["part_b"]],
