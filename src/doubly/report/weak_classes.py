@@ -96,7 +96,8 @@ def draw_paths(results: Mapping[str, Any], path: Path) -> bool:
         results: The contents of results.json.
         path: Path of the figure, without ending.
     """
-    protocol = {"name": "margin", "n": results["measures"]["path"]["n"]}
+    measure = results["measures"]["path"]
+    protocol = {**results["path_protocol"], "name": measure["attack"], "n": measure["n"]}
     by_method: dict[str, list[dict[str, Any]]] = {}
     for one in results["paths"]:
         by_method.setdefault(method_label(one["method"]), []).append({**one, "protocol": protocol})

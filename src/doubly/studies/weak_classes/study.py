@@ -10,8 +10,8 @@ from rich.console import Console
 from doubly.errors import UsageError
 from doubly.jobs.pool import run_jobs
 from doubly.report.weak_classes import ablation_page, draw_paths, study_page
-from doubly.rundir import write_json
-from doubly.studies.weak_classes.measured_job import MeasuredJob
+from doubly.rundir import read_tree, write_json
+from doubly.studies.weak_classes.measured_job import Measure, MeasuredJob
 from doubly.studies.weak_classes.plan import StudyPlan
 from doubly.studies.weak_classes.results import compare_all_paths, compare_paths, differences, read_all
 from doubly.studies.weak_classes.selection import Candidate, candidates, choose, mean_and_sd
@@ -92,6 +92,7 @@ class WeakClassesStudy:
             "rows": rows,
             "differences": differences(done, {row["method"]: row["scale"] for row in rows}, plan.on_test),
             "paths": compare_all_paths(done, plan.path_on_test),
+            "path_protocol": _protocol(done, plan.path_on_test),
             "measures": {m.name: {"attack": m.attack, "first": m.first, "n": m.count} for m in measures},
         }
 
@@ -122,6 +123,12 @@ class WeakClassesStudy:
             "as_trained": {key: mean_and_sd(parts, 0.0, key) for key in SHOWN},
             "repaired": {key: mean_and_sd(parts, 1.0, key) for key in SHOWN},
         }
+
+
+def _protocol(done: dict[str, list[MeasuredJob]], measure: Measure) -> dict[str, Any]:
+    """Return the protocol of a measurement, as its first file has it."""
+    jobs = [job for method_jobs in done.values() for job in method_jobs]
+    return read_tree(jobs[0].output / f"{measure.name}.json")["protocol"] if jobs else {}
 
 
 def run_ablation(plan: StudyPlan, processes: int, console: Console) -> Path:
