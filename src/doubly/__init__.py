@@ -49,32 +49,7 @@ if TYPE_CHECKING:
     from doubly.types import Batch, Objective, TrainStep
 
 
-_METHODS = (
-    "AT",
-    "ATBSL",
-    "AWP",
-    "CFA",
-    "CFOL",
-    "DAFA",
-    "DONE",
-    "FAAL",
-    "FAT",
-    "FRL",
-    "GAIRAT",
-    "MAIL",
-    "MART",
-    "TRADES",
-    "WAT",
-    "WMMR",
-    "DONEClass",
-    "FastATGA",
-    "FastBAT",
-    "GroupDRO",
-    "RobustLT",
-    "Standard",
-)
-_MODULES = {
-    **dict.fromkeys(_METHODS, "methods"),
+_MODULES = {  # of the names in __all__ that are not methods
     "AutoAttack": "attacks.autoattack",
     "EvalResult": "evaluation.result",
     "FGSM": "attacks",
@@ -147,6 +122,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"doubly.{_MODULES[name]}"), name)
+    if name in __all__:
+        return getattr(import_module(f"doubly.{_MODULES.get(name, 'methods')}"), name)
     raise AttributeError(f"module 'doubly' has no attribute '{name}'")

@@ -94,12 +94,12 @@ def check_scores(logits: Tensor, y: Tensor) -> None:
             f"the model must return logits of shape ({y.shape[0]}, classes), got {tuple(logits.shape)}: "
             "flatten its output and return the raw scores"
         )
-    if y.numel() and y.min() >= 1 and y.max() == logits.shape[1]:
-        raise UsageError(
-            f"labels run from {int(y.min())} to {int(y.max())}, but the {logits.shape[1]} logits of the model are "
-            f"numbered from 0 to {logits.shape[1] - 1}: subtract 1 from the labels"
-        )
     if y.numel() and not (y.min() >= 0 and y.max() < logits.shape[1]):
+        if y.min() >= 1 and y.max() == logits.shape[1]:
+            raise UsageError(
+                f"labels run from {int(y.min())} to {int(y.max())}, but the {logits.shape[1]} logits of the model are "
+                f"numbered from 0 to {logits.shape[1] - 1}: subtract 1 from the labels"
+            )
         raise UsageError(
             f"labels run from {int(y.min())} to {int(y.max())} but the model returns {logits.shape[1]} logits: "
             "build the model with as many outputs as there are classes, and number the classes from 0"

@@ -10,11 +10,11 @@ from rich.console import Console
 from doubly.checkpoints.load import load_run
 from doubly.config.serialize import with_changes
 from doubly.errors import UsageError
+from doubly.evaluation.intervals import paired_seed_difference, tail_accuracy
 from doubly.recipes.digits import digits
 from doubly.rundir import RunDir, read_json
 from doubly.studies import demo
 from doubly.studies.demo import SETTINGS, demo_directories, run_demo
-from doubly.studies.demo_table import paired_difference
 from doubly.studies.digits import run_digits_study
 
 TINY = {
@@ -72,13 +72,13 @@ def test_the_table_shows_the_strong_attack_of_every_method(shown):
 def test_the_difference_of_tails_is_paired_over_images_and_seeds():
     y = np.repeat(np.arange(10), 20)
     second = np.random.default_rng(0).random((3, 200)) < 0.6
-    assert paired_difference(second, second, y, 50) == (0, 0, 0)
+    assert paired_seed_difference(second, second, y, tail_accuracy, 50) == (0, 0, 0)
     first = second.copy()
     first[:, y == 4] = True  # the tail changes where class 4 was among the weakest three
-    value, low, high = paired_difference(first, second, y, 200)
+    value, low, high = paired_seed_difference(first, second, y, tail_accuracy, 200)
     tails = [[np.sort(row.reshape(10, 20).mean(1))[:3].mean() for row in part] for part in (first, second)]
     assert value == pytest.approx(np.mean(tails[0]) - np.mean(tails[1])) and low <= value <= high
-    assert paired_difference(np.ones_like(second), np.zeros_like(second), y, 20) == (1, 1, 1)
+    assert paired_seed_difference(np.ones_like(second), np.zeros_like(second), y, tail_accuracy, 20) == (1, 1, 1)
 
 
 def test_the_runs_share_data_and_seeds(shown):

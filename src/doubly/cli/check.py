@@ -12,10 +12,9 @@ from rich.console import Console
 
 from doubly.cli.evaluate import (
     EvaluateOptions,
-    evaluate_directory,
-    evaluate_network,
     print_note,
     print_other_threat,
+    run_evaluation,
 )
 from doubly.cli.options import NetworkOptions, parse_options, pop_flag
 from doubly.cli.tables import attack_label, print_evaluation, print_line
@@ -61,10 +60,7 @@ def check(arguments: list[str], out: Console, err: Console) -> int:
     from doubly.report import write_report
 
     with interrupt_on_signals(), terminal_progress(err) as callback:
-        if evaluation.directory is not None:
-            result, folder = evaluate_directory(evaluation, evaluation.directory, callback)
-        else:
-            result, folder = evaluate_network(evaluation, changes, callback)
+        result, folder = run_evaluation(evaluation, changes, callback)
     print_note(result, out)
     print_evaluation(result, options.network, out)
     if evaluation.directory is not None:

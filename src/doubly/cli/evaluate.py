@@ -69,10 +69,7 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
             pop_flag(words, "--jobs")
             run_shards(words, options.jobs, lambda message: print_line(err, message))
         with terminal_progress(err, bars=rank == 0) as callback:
-            if options.directory is not None:
-                result, folder = evaluate_directory(options, options.directory, callback)
-            else:
-                result, folder = evaluate_network(options, changes, callback)
+            result, folder = run_evaluation(options, changes, callback)
     if options.config.sharded:
         print_line(out, f"{result.autoattack['chunks']} chunks are finished; a call without --shard combines them")
         return 0
@@ -84,6 +81,13 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
     if options.directory is not None and not RunDir(options.directory).repair.is_file():
         _advise(result, options.directory, out)
     return 0
+
+
+def run_evaluation(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
+    """Evaluate a run directory, or a network of the user's own; returns the result and the folder of its files."""
+    if options.directory is not None:
+        return _evaluate_directory(options, options.directory, callback)
+    return _evaluate_network(options, changes, callback)
 
 
 def print_note(result: "EvalResult", out: Console) -> None:
@@ -138,7 +142,7 @@ def print_other_threat(options: EvaluateOptions, directory: Path, out: Console) 
         print_line(out, describe_threats(run, measured))
 
 
-def evaluate_directory(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
+def _evaluate_directory(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
     """Evaluate the network of a run directory; returns the result and the folder of its files."""
     from doubly.checkpoints.load import load_run
     from doubly.cli.sources import select_architecture, select_threat
@@ -161,7 +165,7 @@ def evaluate_directory(options: EvaluateOptions, directory: Path, callback: Call
     return result, options.config.output or directory
 
 
-def evaluate_network(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
+def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
     """Evaluate a network of the user's own; returns the result and the folder of its files."""
     from doubly.cli.network import build_network
     from doubly.cli.sources import run_for_source, select_threat, source_folder_name

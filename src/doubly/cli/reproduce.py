@@ -124,10 +124,11 @@ def _class_study(options: ReproduceOptions, jobs: int, out: Console) -> int:
     from doubly.studies.weak_classes.plan import SEEDS as STUDY_SEEDS
     from doubly.studies.weak_classes.study import WeakClassesStudy, run_ablation
 
-    count = len(TRIALS[METHODS[0]]) if options.search is None else options.search
-    if options.seed_count > len(STUDY_SEEDS) or not 1 <= count <= len(TRIALS[METHODS[0]]):
+    most = len(TRIALS[METHODS[0]])
+    count = most if options.search is None else options.search
+    if options.seed_count > len(STUDY_SEEDS) or not 1 <= count <= most:
         raise UsageError(
-            f"{options.study} has {len(STUDY_SEEDS)} seeds and 1 to {len(TRIALS[METHODS[0]])} trials, got "
+            f"{options.study} has {len(STUDY_SEEDS)} seeds and 1 to {most} trials, got "
             f"{options.seed_count} and {count}: lower --seeds or --search"
         )
     output = options.output or Path("runs") / "weak_classes"

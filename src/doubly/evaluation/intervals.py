@@ -136,6 +136,33 @@ def bootstrap_difference(
     return _percentile_interval(difference(slice(None)), values, level)
 
 
+def paired_seed_difference(
+    first: Bools, second: Bools, y: Ints, statistic: Statistic, resamples: int = 2000
+) -> Interval:
+    """Return the mean difference of two methods over seeds, with a 95 % percentile interval.
+
+    Each resample draws images, the same for both methods and all seeds, and pairs of networks of the same seed, so that
+    the interval covers other images and other seeds.
+
+    Args:
+        first: Whether each network of the first method predicts each image correctly, (seeds, n).
+        second: The same for the second method.
+        y: Labels, (n,).
+        statistic: What to compute of each network.
+        resamples: Number of resamples.
+    """
+    generator, seeds = np.random.default_rng(0), len(first)
+
+    def difference(images: Ints | slice, networks: Ints) -> float:
+        pairs = [(first[seed, images], second[seed, images]) for seed in networks]
+        return float(np.mean([statistic(a, y) - statistic(b, y) for a, b in pairs]))
+
+    values = [
+        difference(images, generator.integers(0, seeds, seeds)) for images in resampled_positions(y, resamples, 0)
+    ]
+    return _percentile_interval(difference(slice(None), np.arange(seeds)), values, 0.95)
+
+
 def resampled_positions(y: Ints, resamples: int, seed: int) -> Iterator[Ints]:
     """Yield positions drawn with replacement, each from the class of the sample that it replaces: labels stay `y`.
 

@@ -76,6 +76,17 @@ def run_jobs(jobs: Sequence[Job], processes: int, console: Console) -> dict[Path
         return {job.output: error for future, job in futures.items() if (error := future.result())}
 
 
+def finish_jobs(jobs: Sequence[Job], processes: int, console: Console) -> None:
+    """Train and evaluate what is not done yet, as `run_jobs`, for a study that needs all of it.
+
+    Raises:
+        UsageError: If a job failed; the message names all that did.
+    """
+    failures = run_jobs(jobs, processes, console)
+    if failures:
+        raise UsageError("; ".join(f"{path}: {error}" for path, error in failures.items()))
+
+
 def core_count() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -74,7 +74,7 @@ def _methods(rows: Sequence[Mapping[str, Any]]) -> str:
         numbers = [_spread(row["per_fold"][metric]) for metric in metrics]
         seconds = f"{statistics.mean(row['seconds']):.0f}"
         lines.append((row["label"], *numbers, _spread(row["worst_per_fold"]), str(row["epochs"]), seconds, passes))
-    return _lines((*header, "passes per step"), lines)
+    return markdown_lines((*header, "passes per step"), lines)
 
 
 def _failed(row: Mapping[str, Any], width: int) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def _failed(row: Mapping[str, Any], width: int) -> tuple[str, ...]:
     return row["label"], f"failed in {len(row['failed'])} folds: {reason}", *[""] * (width - 2)
 
 
-def _lines(header: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,)) -> str:
+def markdown_lines(header: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,)) -> str:
     """Return a Markdown table. The columns `texts` are aligned to the left, those of numbers to the right."""
     rule = ["---" if index in texts else "---:" for index in range(len(header))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
@@ -105,7 +105,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         seconds = f"{statistics.mean(row['seconds']):.0f}"
         pooled = format_percent(row["pooled_tail"])
         lines.append((row["label"], *accuracies, pooled, _spread(row["worst_per_fold"]), seconds))
-    return _lines(header, lines)
+    return markdown_lines(header, lines)
 
 
 def _caption(rows: Sequence[Mapping[str, Any]], results: Mapping[str, Any]) -> str:
@@ -125,14 +125,14 @@ def _differences(rows: Sequence[Mapping[str, Any]]) -> str:
         (row["label"], row["metric"]): f"{100 * row['value']:+.1f} [{100 * row['low']:+.1f}, {100 * row['high']:+.1f}]"
         for row in rows
     }
-    return _lines(["", *metrics], [[label, *[cells[label, metric] for metric in metrics]] for label in labels])
+    return markdown_lines(["", *metrics], [[label, *[cells[label, metric] for metric in metrics]] for label in labels])
 
 
 def _searches(searches: Sequence[Mapping[str, Any]]) -> str:
     def changes(chosen: Mapping[str, Any]) -> str:
         return ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in chosen.items())
 
-    return _lines(
+    return markdown_lines(
         ("recipe", "trials", "chosen", "score on the hold-outs (mean of RA-PGD and RA-Tail-30)"),
         [
             (

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from doubly.report.figures import frontier
+from doubly.report.study import markdown_lines
 from doubly.text import format_mean_sd, method_label
 
 FORMS = {0.0: ("as_trained", "as trained"), 1.0: ("repaired", "repaired")}
@@ -165,4 +166,4 @@ def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+    return markdown_lines(header, rows, texts=range(len(header)))

@@ -19,10 +19,9 @@ from typing import Any
 from rich.console import Console
 
 from doubly.config.serialize import with_changes
-from doubly.errors import UsageError
 from doubly.evaluation.api import evaluate_run, is_evaluated
 from doubly.jobs.job import WITHOUT_TRUST, CallbackFactory, Job
-from doubly.jobs.pool import run_jobs
+from doubly.jobs.pool import finish_jobs
 from doubly.offsets.api import repair_run
 from doubly.offsets.config import RepairConfig
 from doubly.recipes.digits import digits
@@ -76,9 +75,7 @@ def run_demo(
         UsageError: If a run failed.
     """
     jobs = demo_jobs(output, seeds, callbacks)
-    failures = run_jobs(jobs, processes, console)
-    if failures:
-        raise UsageError("; ".join(f"{path}: {error}" for path, error in failures.items()))
+    finish_jobs(jobs, processes, console)
     _repair(list(filter(_is_baseline, jobs)), console)
     report = Report.of(demo_directories(output, seeds))
     table = demo_table(report.comparisons[0])

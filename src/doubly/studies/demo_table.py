@@ -6,9 +6,9 @@ import numpy as np
 import rich.box
 import rich.table
 
-from doubly.evaluation.intervals import Interval, resampled_positions, tail_accuracy
+from doubly.evaluation.intervals import Interval, paired_seed_difference, tail_accuracy
 from doubly.evaluation.io import read_result
-from doubly.evaluation.metrics import Bools, Ints
+from doubly.evaluation.metrics import Bools
 from doubly.metric_names import attack_metric, tail_metric, worst_class_metric
 from doubly.report import forms
 from doubly.report.collect import BASELINE, Comparison, mean_sd
@@ -31,7 +31,9 @@ def demo_table(comparison: Comparison) -> Table:
     correct = {label: _correct(runs) for label, runs in comparison.methods.items()}
     y = read_result(comparison.runs[0].path).y
     differences = {
-        label: paired_difference(rows, correct[BASELINE], y) for label, rows in correct.items() if label != BASELINE
+        label: paired_seed_difference(rows, correct[BASELINE], y, tail_accuracy, RESAMPLES)
+        for label, rows in correct.items()
+        if label != BASELINE
     }
     rows = []
     for label, runs in comparison.methods.items():
@@ -50,30 +52,6 @@ def terminal(table: Table) -> rich.table.Table:
     drawn.box, drawn.show_edge, drawn.pad_edge = rich.box.SIMPLE_HEAD, False, False
     drawn.collapse_padding = True
     return drawn
-
-
-def paired_difference(first: Bools, second: Bools, y: Ints, resamples: int = RESAMPLES) -> Interval:
-    """Return the mean difference of the tails of two methods over seeds, with a 95 % interval of the bootstrap.
-
-    Each resample draws images, the same for both methods and all seeds, and pairs of networks of the same seed.
-
-    Args:
-        first: Whether each network of the first method predicts each image correctly, (seeds, n).
-        second: The same for the second method.
-        y: Labels, (n,).
-        resamples: Number of resamples.
-    """
-    generator, seeds = np.random.default_rng(0), len(first)
-
-    def difference(images: Ints | slice, networks: Ints) -> float:
-        pairs = [(first[seed, images], second[seed, images]) for seed in networks]
-        return float(np.mean([tail_accuracy(a, y) - tail_accuracy(b, y) for a, b in pairs]))
-
-    values = [
-        difference(images, generator.integers(0, seeds, seeds)) for images in resampled_positions(y, resamples, 0)
-    ]
-    low, high = np.quantile(values, [0.025, 0.975])
-    return Interval(difference(slice(None), np.arange(seeds)), float(low), float(high))
 
 
 def _correct(runs: Sequence[RunResult]) -> Bools:

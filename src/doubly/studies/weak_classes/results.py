@@ -21,14 +21,19 @@ def compare_paths(first: Measured, other: Measured) -> dict[str, Any]:
     highest = tail_at(*path, averages[0] - MAX_LOSS)
     area = area_above(path, (averages, tails))
     return {
-        "points": [_point(other, index) for index in range(len(other.scales))],
+        "points": path_points(other),
         "tail_at_average": None if np.isnan(highest) else highest,
         "area_above_first": None if np.isnan(area) else area,
     }
 
 
+def path_points(measured: Measured) -> list[dict[str, Any]]:
+    """Return the points of a path, in the form of frontier.json."""
+    return [_point(measured, index) for index in range(len(measured.scales))]
+
+
 def _point(measured: Measured, index: int) -> dict[str, Any]:
-    """Return a point of a path with 95 % intervals, in the form of frontier.json."""
+    """Return a point of a path with 95 % intervals."""
     row, y = measured.correct[index], measured.y
     weakest = tail(per_class(row, y, int(y.max()) + 1))[1]
     return {

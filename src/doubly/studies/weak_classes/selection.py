@@ -9,11 +9,10 @@ from doubly.evaluation.intervals import (
     Interval,
     Statistic,
     average_accuracy,
-    resampled_positions,
+    paired_seed_difference,
     tail_accuracy,
     worst_accuracy,
 )
-from doubly.evaluation.metrics import Ints
 from doubly.studies.weak_classes.measured_job import Measured
 
 WITHIN = 0.01  # of the best average: candidates that lose more are not eligible
@@ -58,10 +57,7 @@ def paired_difference(
     statistic: str,
     resamples: int = 2000,
 ) -> Interval:
-    """Return the difference of two methods, mean over their seeds, with a 95 % interval.
-
-    Both are computed on the same resampled images, and the seeds are resampled in pairs too, so that the interval
-    covers other images and other seeds.
+    """Return the difference of two methods, mean over their seeds, with a 95 % interval; see `paired_seed_difference`.
 
     Args:
         first: Measurements of the first method, one per seed.
@@ -70,19 +66,8 @@ def paired_difference(
         statistic: average, tail or worst.
         resamples: Number of resamples.
     """
-    y, compute = first[0].y, STATISTICS[statistic]
-    pairs = [(a.at(scales[0]), b.at(scales[1])) for a, b in zip(first, second, strict=True)]
-
-    def difference(rows: Ints | slice, seeds: Sequence[int]) -> float:
-        return float(np.mean([compute(pairs[s][0][rows], y) - compute(pairs[s][1][rows], y) for s in seeds]))
-
-    random = np.random.default_rng(0)
-    values = [
-        difference(rows, random.integers(len(pairs), size=len(pairs)).tolist())
-        for rows in resampled_positions(y, resamples, seed=0)
-    ]
-    low, high = np.quantile(values, [0.025, 0.975])
-    return Interval(difference(slice(None), range(len(pairs))), float(low), float(high))
+    a, b = (np.stack([one.at(scale) for one in parts]) for parts, scale in zip((first, second), scales, strict=True))
+    return paired_seed_difference(a, b, first[0].y, STATISTICS[statistic], resamples)
 
 
 def mean_and_sd(parts: Sequence[Measured], scale: float, statistic: str) -> tuple[float, float | None]:

@@ -1,6 +1,6 @@
 """Run the study of weak classes or its ablation, from where it stopped, and write what has been measured so far."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 
 from doubly.errors import UsageError
-from doubly.jobs.pool import run_jobs
+from doubly.jobs.pool import finish_jobs
 from doubly.report.weak_classes import ablation_page, draw_paths, study_page
 from doubly.rundir import read_tree, write_json
 from doubly.studies.weak_classes.measured_job import Measure, MeasuredJob
 from doubly.studies.weak_classes.plan import StudyPlan
-from doubly.studies.weak_classes.results import compare_all_paths, compare_paths, differences, read_all
+from doubly.studies.weak_classes.results import compare_all_paths, compare_paths, differences, path_points, read_all
 from doubly.studies.weak_classes.selection import Candidate, candidates, choose, mean_and_sd
 
 SHOWN = ("clean", "average", "tail", "worst")
@@ -46,10 +46,10 @@ class WeakClassesStudy:
             Interrupted: If a signal came; the runs are saved.
         """
         console.print("1. the trials of each method, judged on part B", highlight=False)
-        _run(self._trials(), self.processes, console)
+        finish_jobs(self._trials(), self.processes, console)
         console.print(f"2. the winners, {len(self.plan.seeds)} seeds", highlight=False)
         winners = {method: self._winner(method) for method in self.plan.methods}
-        _run(self._finals(winners), self.processes, console)
+        finish_jobs(self._finals(winners), self.processes, console)
         return self.write()
 
     def write(self) -> Path:
@@ -84,7 +84,7 @@ class WeakClassesStudy:
             "methods": list(plan.methods),
             "trials": trials,
             "part_b": [
-                {"method": method, "seed": job.run.seed, **compare_paths(measured, measured)}
+                {"method": method, "seed": job.run.seed, "points": path_points(measured)}
                 for method, best in searched.items()
                 for job in plan.final_jobs(method, best)
                 if (measured := job.read(plan.on_b)) is not None
@@ -146,7 +146,7 @@ def run_ablation(plan: StudyPlan, processes: int, console: Console) -> Path:
         UsageError: If a run failed.
         Interrupted: If a signal came; the runs are saved.
     """
-    _run(plan.ablation_jobs().values(), processes, console)
+    finish_jobs(list(plan.ablation_jobs().values()), processes, console)
     return write_ablation(plan)
 
 
@@ -167,9 +167,3 @@ def write_ablation(plan: StudyPlan) -> Path:
     page = plan.output / "ablation.md"
     page.write_text(ablation_page(results), encoding="utf-8")
     return page
-
-
-def _run(jobs: Iterable[MeasuredJob], processes: int, console: Console) -> None:
-    failures = run_jobs(list(jobs), processes, console)
-    if failures:
-        raise UsageError("; ".join(f"{path}: {error}" for path, error in failures.items()))
