@@ -33,6 +33,7 @@ class Constant(Schedule):
     """A value that stays the same throughout training."""
 
     value: float = 0.1
+    """the value"""
 
     def at(self, progress: float) -> float:
         return self.value

@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch):
         ("digits.at --set method.attack.rule=step.adm", "did you mean 'step.adam'"),
         ("digits.at --set method.attack.rule", "PATH=KIND or PATH=JSON"),
         ("digits.at --set method=attack.pgd", "must be a Method"),
-        ("digits.at --weights w.pt", "--weights goes with --model"),
+        ("digits.at --weights w.pt", "--weights, --mean and --std go with --model"),
         ("digits.at --method.attack.threat.radius 8", "8 gray levels are 8/255"),
         ("digits.at --method.attack.threat.radius 0.3", "ε = 0.3 and validation and evaluation at ℓ∞, ε = 0.15: give"),
         ("digits.awp --method.method.attack.threat.radius 0.3", "give one --epsilon for both"),
@@ -150,9 +150,3 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=message) as error:
             parse(*words.split())
         assert "\n" not in str(error.value)
-
-
-def test_the_help_of_a_recipe_has_a_line_per_field(cli):
-    code, out, _ = cli("train", "digits.done_gd", "--help")
-    flags = ("--epochs", "--method.cap", "--method.attack.threat.barrier", "--optimizer.lr.peak", "--validation.every")
-    assert code == 0 and all(f"{flag} " in out for flag in flags) and "largest weight of a sample" in out

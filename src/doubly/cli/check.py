@@ -20,7 +20,7 @@ from doubly.cli.options import NetworkOptions, parse_options, pop_flag
 from doubly.cli.tables import attack_label, print_evaluation, print_line
 from doubly.errors import UsageError
 from doubly.evaluation.config import EvalConfig
-from doubly.text import format_percent, format_radius
+from doubly.text import format_percent, format_radius, format_value
 
 if TYPE_CHECKING:
     from doubly.evaluation.result import EvalResult
@@ -78,7 +78,6 @@ def _evaluation(options: CheckOptions, changes: Sequence[str]) -> EvaluateOption
     Raises:
         UsageError: If the network is neither a function nor a run directory, or data and weights do not go with it.
     """
-    from doubly.cli.sources import source_folder_name
     from doubly.rundir import is_run, named_runs
 
     directory = named_runs(Path(options.network))[0] if options.network else None
@@ -93,7 +92,7 @@ def _evaluation(options: CheckOptions, changes: Sequence[str]) -> EvaluateOption
     if not is_directory and options.data is None:
         raise UsageError("give test images, as in --data my_images: a folder of class folders, .npz file, or dataset")
     assert directory is not None
-    name = directory.resolve().name if is_directory else source_folder_name(options.network, options.weights)
+    name = directory.resolve().name if is_directory else _network_folder(options)
     return EvaluateOptions(
         norm=options.norm,
         epsilon=options.epsilon,
@@ -102,6 +101,8 @@ def _evaluation(options: CheckOptions, changes: Sequence[str]) -> EvaluateOption
         trust_code=options.trust_code,
         model=options.model if is_directory else options.network,
         weights=options.weights,
+        mean=options.mean,
+        std=options.std,
         data_root=options.data_root,
         directory=directory if is_directory else None,
         config=EvalConfig(output=options.output or Path("checks") / name, images=options.images),
@@ -109,6 +110,12 @@ def _evaluation(options: CheckOptions, changes: Sequence[str]) -> EvaluateOption
         autoattack=options.autoattack,
         data=options.data,
     )
+
+
+def _network_folder(options: CheckOptions) -> str:
+    from doubly.cli.sources import source_folder_name
+
+    return source_folder_name(options.network, options.weights, options.mean, options.std)
 
 
 def worry_sentence(result: "EvalResult") -> str:
@@ -139,14 +146,16 @@ def next_steps(options: EvaluateOptions, result: "EvalResult", changes: Sequence
     if options.directory is not None:
         return _steps_of_run(options.directory, measured)
     assert options.model is not None and options.data is not None
-    network = ["--model", options.model, *(["--weights", options.weights] if options.weights else [])]
+    normalized = ["--mean", *map(format_value, options.mean), "--std", *map(format_value, options.std)]
+    normalized = normalized if options.mean else []
+    network = ["--model", options.model, *(["--weights", options.weights] if options.weights else []), *normalized]
     root = ["--data-root", options.data_root] if options.data_root else []
     changed = [word for change in changes for word in ("--set", change)]
     repair = ["doubly", "repair", *network, "--data", options.data, *root, *changed, *measured]
-    train = ["doubly", "train", "--data", options.data, *root, "--method", "cfol", "--model", options.model, *measured]
+    train = ["doubly", "train", "--data", options.data, *root, "--method", "cfol", "--model", options.model]
     return [
         f"next, without training (on images that it was not trained on): {shlex.join(repair)}",
-        f"or retrain with cfol, which attends to the weakest classes: {shlex.join(train)}",
+        f"or retrain with cfol, which attends to the weakest classes: {shlex.join([*train, *normalized, *measured])}",
     ]
 
 

@@ -8,6 +8,7 @@ import tyro
 from rich.console import Console
 
 from doubly.callbacks import Callback
+from doubly.cli.help import Flag, ShortHelp
 from doubly.cli.options import NetworkOptions, parse_options, pop_flag
 from doubly.cli.tables import print_evaluation, print_line
 from doubly.errors import UsageError
@@ -17,6 +18,25 @@ from doubly.rundir import RunDir
 
 if TYPE_CHECKING:
     from doubly.evaluation.result import EvalResult
+
+HELP = ShortHelp(
+    """\
+usage: doubly evaluate DIR [OPTIONS]
+       doubly evaluate --model M:F --weights FILE --data NAME [OPTIONS]
+
+Evaluate the network of a run directory, or any network: accuracy per class under attacks, with
+intervals, and checks of whether the numbers can be trusted. Writes evaluation.json, evaluation.npz
+and gallery.npz.""",
+    {
+        "what to evaluate": "checkpoint model weights mean std data data-root set trust-code",
+        "perturbations and attacks": "epsilon norm attacks autoattack quick seed",
+        "which images": "images skip-images autoattack-images",
+        "what is computed": "no-trust tail-share curve-images save-examples max-examples",
+        "the run": "output device jobs",
+    },
+    (Flag("--set", "FIELD=JSON", "change a field of the dataset, as in --set batches=2", ""),),
+    {"--mean": "", "--std": "", "--output": "DIR, or evaluations/NAME"},
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +136,7 @@ def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[
     """
     words = list(arguments)
     changes = pop_flag(words, "--set")
-    options = parse_options(EvaluateOptions, words, "evaluate")
+    options = parse_options(EvaluateOptions, words, "evaluate", short_help=HELP)
     if options.autoattack and options.quick:
         raise UsageError("give --autoattack or --quick: the second is part of the first")
     if options.jobs < 1:
@@ -154,7 +174,7 @@ def _evaluate_directory(options: EvaluateOptions, directory: Path, callback: Cal
     result = evaluate_run(
         directory,
         checkpoint=options.checkpoint,
-        architecture=select_architecture(options.model, run, options.trust_code),
+        architecture=select_architecture(options.model, run, options.trust_code, options.mean, options.std),
         device=options.device,
         attacks=options.attack_names,
         threat=None if threat == trained_threat else threat,
@@ -167,7 +187,7 @@ def _evaluate_directory(options: EvaluateOptions, directory: Path, callback: Cal
 
 def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
     """Evaluate a network of the user's own; returns the result and the folder of its files."""
-    from doubly.cli.network import build_network
+    from doubly.cli.network import build_network, describe_network
     from doubly.cli.sources import run_for_source, select_threat, source_folder_name
     from doubly.config.device import select_device
     from doubly.data.splits import load_splits_once
@@ -175,14 +195,17 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
     from doubly.evaluation.api import evaluate
 
     assert options.model is not None and options.data is not None  # as parse_evaluate_options checks
-    folder = options.config.output or Path("evaluations") / source_folder_name(options.model, options.weights)
+    name = source_folder_name(options.model, options.weights, options.mean, options.std)
+    folder = options.config.output or Path("evaluations") / name
     with join_processes() as communicator:
         run = run_for_source(options.data, options.data_root, changes)
         splits = load_splits_once(run.data, communicator)
         test = splits.test
-        model, warning = build_network(options.model, options.weights, test.x.shape[1], len(test.classes))
+        model, warning = build_network(options, test.x.shape[1], len(test.classes))
+        if warning and communicator.rank == 0:
+            callback.on_message(warning)  # before minutes are spent on it
         model.to(select_device(options.device, communicator))
-        about = {"model": options.model, "weights": options.weights, "data": options.data, "split": "test"}
+        about = describe_network(options, options.data) | {"split": "test"}
         notes = [note for note in (warning, splits.note) if note]
         about |= {"note": "; ".join(notes)} if notes else {}
         settings = {**asdict(options.config), "output": folder}

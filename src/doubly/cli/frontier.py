@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
+from doubly.cli.help import ShortHelp
 from doubly.cli.options import parse_options
 from doubly.cli.tables import print_frontiers, print_line
 from doubly.errors import UsageError
@@ -14,6 +15,22 @@ from doubly.offsets.config import FrontierConfig, RepairConfig
 
 if TYPE_CHECKING:
     from doubly.offsets.frontier import Frontier
+
+HELP = ShortHelp(
+    """\
+usage: doubly frontier DIR… [OPTIONS]
+
+Evaluate networks at several factors of their class offsets, which are fitted on held-out images,
+and draw average against tail under attack on test images. Runs are compared with the first one.
+Writes frontier.json into each run directory, which `doubly report` shows.""",
+    {
+        "networks": "checkpoint trust-code data-root",
+        "perturbations": "epsilon norm",
+        "the frontier": "factors attack* split images skip-images seed max-loss tail-share",
+        "how the offsets are fitted": "repair.priority repair.*",
+        "the run": "output device",
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,7 @@ class FrontierOptions:
 
 def frontier(arguments: list[str], out: Console, err: Console) -> int:
     """Compute the frontiers of runs, print and draw them, and compare them with that of the first."""
-    options = parse_options(FrontierOptions, arguments, "frontier")
+    options = parse_options(FrontierOptions, arguments, "frontier", short_help=HELP)
     if not options.runs:
         raise UsageError("give at least one run directory that `doubly train` wrote")
     if not 0 <= options.max_loss < 1:

@@ -1,18 +1,26 @@
 """The network that a user names on the command line, and whether anything gave it weights."""
 
+from typing import Any
+
 from torch import nn
 
+from doubly.cli.options import NetworkOptions
 from doubly.config.user_code import UserModel
 from doubly.evaluation.network import model_sha256
 from doubly.seeding import global_generators
 
 
-def build_network(function: str, weights: str | None, channels: int, classes: int) -> tuple[nn.Module, str]:
-    """Build the network of --model and --weights.
+def describe_network(options: NetworkOptions, data: str) -> dict[str, Any]:
+    """Return what a result about a network of the user says of it."""
+    about: dict[str, Any] = {"model": options.model, "weights": options.weights, "data": data}
+    return about | ({"mean": list(options.mean), "std": list(options.std)} if options.mean else {})
+
+
+def build_network(options: NetworkOptions, channels: int, classes: int) -> tuple[nn.Module, str]:
+    """Build the network of --model, --weights, --mean and --std.
 
     Args:
-        function: What was given as --model, package.module:function.
-        weights: What was given as --weights.
+        options: What was given; --model is.
         channels: Channels of the images.
         classes: Number of classes.
 
@@ -20,9 +28,11 @@ def build_network(function: str, weights: str | None, channels: int, classes: in
         The network, and a warning if its weights are random; empty if they are not.
 
     Raises:
-        UsageError: If the function or the weights cannot be used.
+        UsageError: If the function or the weights cannot be used, or mean and std do not fit.
     """
-    architecture = UserModel(function, weights)
+    function, weights = options.model, options.weights
+    assert function is not None
+    architecture = UserModel(function, weights, options.mean or None, options.std or None)
 
     def build(seed: int) -> nn.Module:
         with global_generators(seed):  # a function that loads no weights returns the same network each time

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from doubly.cli.help import ShortHelp
 from doubly.errors import UsageError
 from doubly.text import parse_number
 
@@ -18,6 +19,10 @@ DataRoot = Annotated[
     str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: where doubly data fetch puts them)")
 ]
 """The option --data-root: the folder with the files of the datasets."""
+Numbers = Annotated[
+    tuple[float, ...], tyro.conf.arg(metavar="NUMBER…", help_behavior_hint="(default: it takes images in [0, 1])")
+]
+"""The options --mean and --std of a network that expects normalized images."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class NetworkOptions:
         None
     )
     """weights of your network: safetensors, or a state dict saved by torch"""
+    mean: Numbers = ()
+    """mean of the channels, of pixels in [0, 1], if your network expects normalized images"""
+    std: Numbers = ()
+    """standard deviation of the channels, with --mean"""
     trust_code: bool = False
     """run the code that the run directory names; without it, a run from somebody else cannot execute anything"""
     data_root: Annotated[
@@ -73,7 +82,13 @@ def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | N
     )
 
 
-def parse_options(kind: type[T], arguments: Sequence[str], verb: str, default: T | None = None) -> T:
+def parse_options(
+    kind: type[T],
+    arguments: Sequence[str],
+    verb: str,
+    default: T | None = None,
+    short_help: ShortHelp | None = None,
+) -> T:
     """Parse arguments into a dataclass, with a dotted flag for every field.
 
     Args:
@@ -81,11 +96,16 @@ def parse_options(kind: type[T], arguments: Sequence[str], verb: str, default: T
         arguments: The words of the command line after the verb.
         verb: Name of the verb, for help and messages.
         default: Values of fields that are not given.
+        short_help: What --help shows; by default everything, as --help-all does.
 
     Raises:
         UsageError: If a dataclass refuses a value.
         SystemExit: After --help (0), or after a message about an unknown flag or a value of the wrong type (2).
     """
+    if short_help is not None and {"-h", "--help"} & set(arguments):
+        sys.stdout.write(short_help.text(kind() if default is None else default) + "\n")
+        raise SystemExit(0)
+    arguments = ["--help" if word == "--help-all" else word for word in arguments]
     settings: Any = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
     message = StringIO()
     try:

@@ -8,6 +8,7 @@ import tyro
 from rich.console import Console
 
 from doubly.callbacks import Callback
+from doubly.cli.help import Flag, ShortHelp
 from doubly.cli.options import NetworkOptions, parse_options, pop_flag
 from doubly.cli.tables import print_differences, print_line, print_repair
 from doubly.errors import UsageError
@@ -15,6 +16,24 @@ from doubly.offsets.config import RepairConfig
 
 if TYPE_CHECKING:
     from doubly.offsets.result import RepairResult
+
+HELP = ShortHelp(
+    """\
+usage: doubly repair DIR [OPTIONS]
+       doubly repair --model M:F --weights FILE --data NAME [OPTIONS]
+
+Raise the weakest classes of a finished network: one number per class is added to its logits, fitted
+under attack on held-out images. Writes a network that others can load, with the accuracies before
+and after on held-out images that were not used for the fit.""",
+    {
+        "what to repair": "checkpoint model weights mean std data data-root set trust-code",
+        "perturbations and attacks": "epsilon norm attacks",
+        "the fit": "priority fit-on fit-share images judge-images rounds seed",
+        "the run": "output device",
+    },
+    (Flag("--set", "FIELD=JSON", "change a field of the dataset, as in --set size=32", ""),),
+    {"--mean": "", "--std": ""},
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +64,7 @@ def repair(arguments: list[str], out: Console, err: Console) -> int:
     """Fit class offsets of a run directory or of a network of the user's own, and write the repaired network."""
     words = list(arguments)
     changes = pop_flag(words, "--set")
-    options = parse_options(RepairOptions, words, "repair")
+    options = parse_options(RepairOptions, words, "repair", short_help=HELP)
     if options.directory is None and (options.model is None or options.data is None):
         raise UsageError("give a run directory, or --model package.module:function with --weights FILE and --data NAME")
     if options.directory is not None and (options.data or options.weights or changes):
@@ -79,7 +98,7 @@ def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> 
         directory,
         folder,
         checkpoint=options.checkpoint,
-        architecture=select_architecture(options.model, run, options.trust_code),
+        architecture=select_architecture(options.model, run, options.trust_code, options.mean, options.std),
         device=options.device,
         threat=select_threat(options.norm, options.epsilon, run.validation.attack.threat),
         attacks=options.attacks,
@@ -91,7 +110,7 @@ def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> 
 
 
 def _repair_network(options: RepairOptions, changes: list[str], callback: Callback) -> tuple["RepairResult", Path]:
-    from doubly.cli.network import build_network
+    from doubly.cli.network import build_network, describe_network
     from doubly.cli.sources import run_for_source, select_threat, source_folder_name
     from doubly.config.device import select_device
     from doubly.config.environment import command_line
@@ -100,12 +119,13 @@ def _repair_network(options: RepairOptions, changes: list[str], callback: Callba
     from doubly.offsets.held_out import held_out_images
 
     assert options.model is not None and options.data is not None  # as `repair` checks
-    folder = options.output or Path("repairs") / source_folder_name(options.model, options.weights)
+    name = source_folder_name(options.model, options.weights, options.mean, options.std)
+    folder = options.output or Path("repairs") / name
     run = run_for_source(options.data, options.data_root, changes)
     held_out, splits, notes = held_out_images(run.data, trained_here=False)
     for note in notes:
         callback.on_message(note)
-    model, warning = build_network(options.model, options.weights, held_out.x.shape[1], len(held_out.classes))
+    model, warning = build_network(options, held_out.x.shape[1], len(held_out.classes))
     if warning:
         callback.on_message(warning)
     result = repair_network(
@@ -116,7 +136,7 @@ def _repair_network(options: RepairOptions, changes: list[str], callback: Callba
         attacks=options.attacks,
         output=folder,
         callbacks=[callback],
-        about={"model": options.model, "weights": options.weights, "data": options.data, "command": command_line()},
+        about=describe_network(options, options.data) | {"command": command_line()},
         **asdict(options.config),
     )
     return result, folder

@@ -1,81 +1,48 @@
 """doubly search."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
-from doubly.cli.options import DataRoot, parse_options
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
 from doubly.metric_names import METRICS
 from doubly.rundir import read_json, write_json
 
-if TYPE_CHECKING:
-    from doubly.config import Run
+HELP = """\
+usage: doubly search RECIPE [--trials 12] [--splits 2] [--jobs 2] [--space FILE] [OPTIONS]
+       doubly search --data DATA --method METHOD [--model M:F] [OPTIONS]
+       doubly search --config FILE [OPTIONS]
 
+Search hyperparameters: train points of a grid, and score them on hold-outs of the training images. The test images
+take no part. The same command skips trials that are done and resumes one that was stopped.
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """Search hyperparameters: train points of a grid, and score them on hold-outs of the training images. The test
-    images take no part. The same command skips trials that are done and resumes one that was stopped."""
-
-    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")] = None
-    """recipe whose settings are changed"""
-    data: Annotated[str | None, tyro.conf.arg(metavar="DATA", help_behavior_hint="")] = None
-    """in place of a recipe, with --method: folder of class folders, .npz file, dataset, or Hugging Face folder"""
-    method: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """training method for --data: at, cfol, done_pgd, …"""
-    model: Annotated[str | None, tyro.conf.arg(metavar="M:F", help_behavior_hint="")] = None
-    """package.module:function that returns your own network"""
-    epochs: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
-    """epochs that the grid is built around"""
-    lr: Annotated[float | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")] = None
-    """highest learning rate that the grid is built around"""
-    batch_size: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
-    """images per step"""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/search/RECIPE)")] = (
-        None
-    )
-    """folder for the trials, search.json and winner.json"""
-    trials: int = 12
-    """number of points of the grid to train"""
-    splits: int = 2
-    """number of hold-outs that a score is averaged over"""
-    jobs: int = 2
-    """number of trials that run at a time; they share the cores"""
-    space: Annotated[
-        Path | None,
-        tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: epochs, learning rate and weight decay)"),
-    ] = None
-    """JSON file with the grid: an object from dotted fields to lists of values, as in {"epochs": [40, 60]}"""
-    epsilon: Annotated[
-        str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: that of the recipe)")
-    ] = None
-    """largest perturbation in training and on the hold-outs; steps keep their ratio to it"""
-    norm: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: that of the recipe)")] = (
-        None
-    )
-    """norm of the perturbations: linf or l2"""
-    data_root: DataRoot = None
-    """folder with the dataset's files"""
-    tensorboard: bool = False
-    """also write curves for TensorBoard into each trial; needs the extra doubly[tensorboard]"""
+--trials is the number of points of the grid to train, --splits that of the hold-outs that a score is averaged over,
+--jobs that of the trials that run at a time. The grid has epochs, learning rate and weight decay around those of the
+run; --space FILE is another, a JSON object from dotted fields to lists of values: {"epochs": [40, 60]}.
+The other options are those of doubly train, as --epsilon 8/255, --epochs 40, --lr 0.05 or --method.beta 3;
+`doubly search RECIPE --help` lists the usual ones with their values, `doubly search RECIPE --help-all` all.
+--output DIR is the folder for the trials, search.json and winner.json, by default runs/search/RECIPE."""
 
 
 def search(arguments: list[str], out: Console, err: Console) -> int:
     """Run the trials, print them, and write the winner as a configuration to train."""
-    options = parse_options(SearchOptions, arguments, "search")
+    if arguments in (["--help"], ["-h"], ["--help-all"]):
+        print_line(out, HELP)
+        return 0
+    from doubly.cli.search_options import parse_search_options
     from doubly.cli.tensorboard import tensorboard_factories
     from doubly.config.serialize import to_json, with_changes
     from doubly.jobs.search import Search, default_space, run_searches
 
-    run = _base_run(options, out)
+    options = parse_search_options(arguments)
+    run = options.run
+    if options.note:
+        print_line(out, options.note)
     output = options.output or Path("runs") / "search" / run.name
     space = default_space(run) if options.space is None else _read_space(options.space)
     callbacks = tensorboard_factories(options.tensorboard)
@@ -88,23 +55,6 @@ def search(arguments: list[str], out: Console, err: Console) -> int:
     write_json(output / "winner.json", to_json(with_changes(run, result["winner"])))
     print_line(out, f"now: doubly train --config {output / 'winner.json'}")
     return 0
-
-
-def _base_run(options: SearchOptions, out: Console) -> "Run":
-    """Return the run whose settings are searched."""
-    from doubly.cli.short_flags import with_epsilon
-    from doubly.cli.sources import named_run, with_data_root
-    from doubly.config.user_code import UserModel
-
-    run, note = named_run(options.recipe, options.data, options.method, options.data_root)
-    if note:
-        print_line(out, note)
-    run = with_epsilon(with_data_root(run, options.data_root), options.norm, options.epsilon)
-    if options.lr is not None:
-        run = replace(run, optimizer=run.optimizer.with_peak(options.lr))
-    if options.model is not None:
-        run = replace(run, model=UserModel(options.model))
-    return replace(run, epochs=options.epochs or run.epochs, batch_size=options.batch_size or run.batch_size)
 
 
 def _read_space(path: Path) -> dict[str, list[Any]]:

@@ -127,16 +127,27 @@ def _run_on(data: Data) -> Run:
     return Run(data, SmallCNN(), Standard())
 
 
-def select_architecture(model: str | None, run: Run, trust: bool) -> Model | None:
+def select_architecture(
+    model: str | None, run: Run, trust: bool, mean: Sequence[float] = (), std: Sequence[float] = ()
+) -> Model | None:
     """Return what builds the network of a run directory, if not its own configuration.
 
     Args:
         model: package.module:function of --model.
         run: The configuration of the directory.
         trust: Whether --trust-code allows to import the function that the configuration names.
+        mean: What was given as --mean; by default that of the configuration.
+        std: What was given as --std.
+
+    Raises:
+        UsageError: If only one of mean and std is given, or they are given without a network.
     """
+    if bool(mean) != bool(std):
+        raise UsageError("--mean and --std go together: give the two, or neither")
     if model is not None:
-        return UserModel(model)
+        return UserModel(model, None, *((tuple(mean), tuple(std)) if mean else run.model.normalization or ()))
+    if mean:
+        raise UsageError("--mean and --std go with --model package.module:function; doubly's networks normalize inside")
     return trust_code(run).model if trust else None
 
 
@@ -152,9 +163,10 @@ def select_threat(name: str | None, epsilon: str | None, default: Threat | None)
     return default if name is None or type(default) is kind else kind()
 
 
-def source_folder_name(model: str, weights: str | None) -> str:
+def source_folder_name(model: str, weights: str | None, mean: Sequence[float] = (), std: Sequence[float] = ()) -> str:
     """Return a name for the results; networks whose weights have the same file name get different ones."""
     path = Path(weights).resolve() if weights else ""
-    digest = hashlib.sha256(f"{model} {path}".encode()).hexdigest()[:6]
+    normalization = f" {tuple(mean)} {tuple(std)}" if mean or std else ""
+    digest = hashlib.sha256(f"{model} {path}{normalization}".encode()).hexdigest()[:6]
     name = Path(weights).stem if weights else model.replace(":", "-")
     return f"{name}-{digest}"

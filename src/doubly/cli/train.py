@@ -20,8 +20,9 @@ Train a network, and write a run directory: doubly train digits.at --output runs
 
 --epsilon 8/255 sets the largest perturbation of training, validation and evaluation, --norm its norm, --lr the highest
 learning rate, --epochs and --batch-size how long and in what portions.
-Every field of a run has a flag. `doubly train RECIPE --help` lists those of a recipe, as in --optimizer.lr.peak 0.05
-or --validation.every 5; `doubly list recipes` lists the recipes.
+Every field of a run has a flag, as in --optimizer.lr.peak 0.05 or --validation.every 5. `doubly train RECIPE --help`
+lists the usual ones of a recipe with their values, `doubly train RECIPE --help-all` all; `doubly list recipes` shows
+which recipes there are.
 --set PATH=KIND replaces a whole part, whose fields then have flags: --set optimizer=optimizer.adamw
 --optimizer.lr.peak 1e-3. PATH=JSON sets its fields as well. `doubly list kinds` lists the kinds.
 --data takes a folder of class folders, an .npz file, the name of a dataset or a Hugging Face folder; the page Data of
@@ -33,7 +34,7 @@ literal values at once, where ours differ; the run is named RECIPE_literal."""
 
 def train(arguments: list[str], out: Console, err: Console) -> int:
     """Train a recipe, a saved configuration, or a run that was stopped."""
-    if not arguments or arguments in (["--help"], ["-h"]):
+    if not arguments or arguments in (["--help"], ["-h"], ["--help-all"]):
         print_line(out, HELP)
         return 0
     from doubly.cli.train_options import parse_train_options

@@ -14,22 +14,31 @@ from torch import nn
 from doubly.data import DataSource, Splits
 from doubly.errors import UsageError
 from doubly.models import Model, SmallCNN
+from doubly.models.adapt import AdaptedModel, normalization
 from doubly.models.shifted import ShiftedLogits
 from doubly.models.weights import load_weights
 
 
 @dataclass(frozen=True)
 class UserModel(Model):
-    """A function that returns an nn.Module for images in [0, 1] (it normalizes inside), and weights to begin from."""
+    """A function that returns an nn.Module for images in [0, 1], or for normalized ones, and weights to begin from."""
 
     function: str = "package.module:function"
     """where the function is; it is called with classes=… if it takes that"""
     weights: str | None = None
     """safetensors file, or a state dict saved by torch (read weights-only)"""
+    mean: tuple[float, ...] | None = None
+    """mean of the channels, of pixels in [0, 1], if the network expects normalized images; none: it gets [0, 1]"""
+    std: tuple[float, ...] | None = None
+    """standard deviation of the channels"""
 
     @property
     def label(self) -> str:
         return self.function
+
+    @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        return _both(self.mean, self.std)
 
     @property
     def named_code(self) -> str | None:
@@ -58,7 +67,8 @@ class UserModel(Model):
             )
         if self.weights is not None:
             load_weights(model, Path(self.weights))
-        return model
+        statistics = normalization(self.mean, self.std, channels)
+        return model if statistics is None else AdaptedModel(model, *statistics)
 
     def without_initial_weights(self) -> "UserModel":
         return replace(self, weights=None)
@@ -101,6 +111,12 @@ def import_function(name: str) -> Callable[..., Any]:
         sys.path.remove(str(Path.cwd()))
 
 
+def _both(
+    mean: tuple[float, ...] | None, std: tuple[float, ...] | None
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    return None if mean is None or std is None else (mean, std)
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
 
@@ -108,6 +124,15 @@ def _first_line(error: Exception) -> str:
 @dataclass(frozen=True)
 class InMemoryModel(Model):
     """A network handed in from Python; it cannot be rebuilt from the run directory alone."""
+
+    mean: tuple[float, ...] | None = None
+    """mean of the channels, if it was trained with one"""
+    std: tuple[float, ...] | None = None
+    """standard deviation of the channels"""
+
+    @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        return _both(self.mean, self.std)
 
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         raise UsageError(
@@ -130,6 +155,10 @@ class WithOffsets(Model):
     @property
     def named_code(self) -> str | None:
         return self.model.named_code
+
+    @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        return self.model.normalization
 
     def require_trusted(self) -> None:
         self.model.require_trusted()

@@ -65,11 +65,8 @@ def adapt_model(
     Raises:
         UsageError: If there are no logits in its output, or mean and std do not fit.
     """
-    channels = x.shape[1]
-    means, stds = _per_channel("mean", mean, channels), _per_channel("std", std, channels)
-    if (means is None) != (stds is None):
-        raise UsageError("normalization takes both mean and std of the channels: give the two, or neither")
-    adapted = AdaptedModel(model, means, stds).to(model_device(model)) if means is not None else None
+    statistics = normalization(mean, std, x.shape[1])
+    adapted = AdaptedModel(model, *statistics).to(model_device(model)) if statistics is not None else None
     try:
         with eval_mode(model), torch.no_grad(), forked():
             output = model(x[:2].to(model_device(model)))
@@ -84,6 +81,27 @@ def adapt_model(
         adapted = AdaptedModel(model)
     logits_of(output)
     return adapted or model
+
+
+def normalization(
+    mean: Statistics | None, std: Statistics | None, channels: int
+) -> tuple[list[float], list[float]] | None:
+    """Return mean and std of each channel; None if neither is given.
+
+    Args:
+        mean: One number for all channels, or one per channel, of pixels in [0, 1].
+        std: The same of the standard deviation.
+        channels: Channels of the images.
+
+    Raises:
+        UsageError: If only one is given, there are not as many numbers as channels, or they are of gray levels.
+    """
+    means, stds = _per_channel("mean", mean, channels), _per_channel("std", std, channels)
+    if means is None and stds is None:
+        return None
+    if means is None or stds is None:
+        raise UsageError("normalization takes both mean and std of the channels: give the two, or neither")
+    return means, stds
 
 
 def original_model(model: nn.Module) -> nn.Module:
@@ -117,7 +135,8 @@ def logits_of(output: Any) -> Tensor:
 def _per_channel(name: str, values: Statistics | None, channels: int) -> list[float] | None:
     if values is None:
         return None
-    numbers = [float(values)] * channels if isinstance(values, int | float) else [float(value) for value in values]
+    numbers = [float(values)] if isinstance(values, int | float) else [float(value) for value in values]
+    numbers = numbers * channels if len(numbers) == 1 else numbers
     if len(numbers) != channels or max(numbers) > 1:
         raise UsageError(
             f"{name} has one number per channel, of pixels in [0, 1], got {numbers} for {channels} channels: divide "

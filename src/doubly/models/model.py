@@ -24,6 +24,11 @@ class Model:
         """The function of the user that `build` imports, package.module:function; None if it imports none."""
         return None
 
+    @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and std that a network of the user expects to be applied for it; None if it needs none."""
+        return None
+
     def require_trusted(self) -> None:
         """Refuse a network whose code only a file names.
 

@@ -19,7 +19,7 @@ from doubly.data.convert import AnyImages, as_images
 from doubly.errors import UsageError
 from doubly.evaluation.attacks import reference_pgd
 from doubly.methods import METHODS, Method
-from doubly.models.adapt import Statistics, adapt_model, original_model
+from doubly.models.adapt import Statistics, adapt_model, normalization, original_model
 from doubly.recipes.methods import method_by_name
 from doubly.rundir import RunDir, read_metrics
 from doubly.schedules import Cyclic, Schedule
@@ -116,9 +116,10 @@ def train(
     settings |= {"epochs": _whole("epochs", epochs), "batch_size": _whole("batch_size", batch_size)}
     if chosen.attack is not None:  # validated at the radius that it is trained at
         settings.setdefault("validation", Validation(attack=reference_pgd(chosen.attack.threat)))
+    statistics = normalization(mean, std, images.pixels(slice(0, 1)).shape[1])
     run = Run(
         Data(InMemoryData(), imbalance or Balanced(), share, augment=augment or Unchanged()),
-        InMemoryModel(),
+        InMemoryModel() if statistics is None else InMemoryModel(*map(tuple, statistics)),
         chosen,
         optimizer=_as_optimizer(optimizer, lr),
         **settings,
