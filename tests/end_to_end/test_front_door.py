@@ -34,6 +34,19 @@ def seeded():
 
 def softmax():
     return nn.Sequential(ten(), nn.Softmax(1))
+
+class Normalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = seeded()
+
+    def forward(self, x):
+        if x.min() >= 0:
+            raise ValueError("the images are not normalized")
+        return {"logits": self.net(x)}
+
+def normalized():
+    return Normalized()
 """
 TINY = "--epochs 1 --threads 1 --method.attack.steps 1 --validation.attack.steps 1 --channels-last no"
 
@@ -132,6 +145,8 @@ def test_evaluate_data_export_and_search(call, tmp_path, inline):
         code, out, err = call(words)
         module = next(tmp_path.glob("front_*.py")).stem
         assert code == expected_code and message.replace("NETS", module) in out + err, (words, out, err)
+        if "RANDOM" in message:  # before the evaluation, and with its table
+            assert "RANDOM" in err and "RANDOM" in out
     code, out, err = call(f"evaluate --model NETS:seeded --data good.npz {network}")
     assert code == 0 and "RANDOM" not in out + err
     assert "PGD-20, ℓ∞, ε = 0.1, step ε/4, uniform start, 1 restart, n = 20, %" in " ".join(out.split())
@@ -142,6 +157,48 @@ def test_evaluate_data_export_and_search(call, tmp_path, inline):
     code, out, err = call("search digits.at --space space.json --trials 1 --splits 1 --jobs 1 --output searched")
     assert code == 1 and "every trial failed" in err and "now:" not in out
     assert not (tmp_path / "searched" / "winner.json").exists()
+
+
+def test_mean_and_std_reach_a_network_that_expects_normalized_images(call, tmp_path):
+    few, both = "--images 20 --attacks pgd --epsilon 0.1 --no-trust", "--mean 0.5 --std 0.25"
+    for words, expected_code, message in [
+        (f"evaluate --model NETS:normalized --data good.npz {few}", 2, "the images are not normalized"),
+        (f"evaluate --model NETS:normalized --data good.npz {few} {both}", 0, "wrote evaluations/"),
+        (
+            f"check NETS:normalized --data good.npz --images 20 {both}",
+            0,
+            "--model NETS:normalized --mean 0.5 --std 0.25",
+        ),
+        (f"repair --model NETS:normalized --data digits --rounds 1 {both}", 0, "repair.json"),
+        (f"train --data good.npz --method at --model NETS:normalized {both} {TINY} --output run", 0, "trained; now"),
+        (f"evaluate run --model NETS:normalized {few}", 0, "wrote run/evaluation.json"),  # the run knows mean and std
+        (f"evaluate run --trust-code {few}", 0, "wrote run/evaluation.json"),
+        (f"evaluate run --trust-code {few} {both}", 2, "--mean and --std go with --model package.module:function"),
+        (f"evaluate run --model NETS:normalized {few} --mean 0.5", 2, "--mean and --std go together"),
+        (f"evaluate --model NETS:ten --data good.npz {few} --std 0.5", 2, "takes both mean and std"),
+        (f"evaluate --model NETS:ten --data good.npz {few} --mean 0.1 0.2 --std 1 1", 2, "got 2 for 1 channel(s)"),
+        (
+            f"evaluate --model NETS:ten --data good.npz {few} --mean 128 --std 64",
+            2,
+            "divide that of gray levels by 255",
+        ),
+        (
+            f"evaluate --model NETS:ten --data good.npz {few} --mean 0.5 --std 0",
+            2,
+            "standard deviations finite and pos",
+        ),
+        ("repair --model NETS:ten --data good.npz --mean 0.1 0.2 --std 1 1", 2, "got 2 for 1 channel(s)"),
+        (f"train --data good.npz --method at --model NETS:ten {TINY} --mean 128 --std 64", 2, "gray levels by 255"),
+        ("train digits.at --mean 0.5 --std 0.5", 2, "--weights, --mean and --std go with --model"),
+    ]:
+        code, out, err = call(words)
+        module = next(tmp_path.glob("front_*.py")).stem
+        text = " ".join((out + err).split())
+        assert code == expected_code and message.replace("NETS", module) in text, (words, out, err)
+    model = read_json(tmp_path / "run" / "config.json")["model"]
+    assert (model["mean"], model["std"]) == ([0.5], [0.25])
+    about = [read_json(file)["protocol"] for file in (tmp_path / "evaluations").glob("*/evaluation.json")]
+    assert [(one["mean"], one["std"]) for one in about] == [([0.5], [0.25])]
 
 
 def test_check(call, tmp_path):

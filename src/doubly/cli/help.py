@@ -76,7 +76,8 @@ class ShortHelp:
 def flags_of(options: Any, prefix: str = "") -> list[Flag]:
     """Return the flags of a dataclass of options and of those inside it; arguments without a flag are left out."""
     flags: list[Flag] = []
-    hints, texts = get_type_hints(type(options), include_extras=True), _field_texts(type(options))
+    hints = get_type_hints(type(options), include_extras=True)
+    texts = _field_texts(type(options))  # type: ignore[arg-type]  # a class is hashable
     for field in fields(options):
         settings = getattr(hints[field.name], "__metadata__", ())
         if tyro.conf.Positional in settings or tyro.conf.Suppress in settings:

@@ -137,9 +137,11 @@ def _per_channel(name: str, values: Statistics | None, channels: int) -> list[fl
         return None
     numbers = [float(values)] if isinstance(values, int | float) else [float(value) for value in values]
     numbers = numbers * channels if len(numbers) == 1 else numbers
-    if len(numbers) != channels or max(numbers) > 1:
+    if len(numbers) != channels:
         raise UsageError(
-            f"{name} has one number per channel, of pixels in [0, 1], got {numbers} for {channels} channels: divide "
-            "those of gray levels by 255"
+            f"{name} has one number per channel, or one for all, got {len(numbers)} for {channels} channel(s): give "
+            f"{channels} number(s)"
         )
+    if max(numbers) > 1:
+        raise UsageError(f"{name} is of pixels in [0, 1], got {numbers}: divide that of gray levels by 255")
     return numbers
