@@ -1,5 +1,7 @@
 """doubly list."""
 
+import re
+
 from doubly.attacks import ATTACKS
 from doubly.config.serialize import KINDS
 from doubly.data import DATASETS
@@ -10,8 +12,8 @@ from doubly.recipes import RECIPES
 
 def test_each_table_is_listed_with_a_line_about_each_entry(cli):
     tables = {"methods": METHODS, "attacks": (*ATTACKS, "autoattack"), "models": MODELS, "datasets": DATASETS}
-    for name, entries in {**tables, "recipes": RECIPES, "kinds": KINDS}.items():
-        code, out, err = cli("list", name)
+    for name, entries in {**tables, "recipes --names": RECIPES, "kinds": KINDS}.items():
+        code, out, err = cli("list", *name.split())
         lines = out.splitlines()
         assert (code, err) == (0, "") and [line.split()[0] for line in lines] == list(entries), name
         assert all(len(line.split()) > 2 for line in lines), name
@@ -19,6 +21,19 @@ def test_each_table_is_listed_with_a_line_about_each_entry(cli):
         "digits.done_pgd",
         "DONE-PGD, SmallCNN, 60 epochs, batch size 128\n",
     ]
+
+
+def test_recipes_are_a_table_of_datasets_and_methods(cli):
+    code, out, err = cli("list", "recipes")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 100 and len(lines) < 50
+    assert lines[0].split() == ["method", *dict.fromkeys(name.partition(".")[0] for name in RECIPES)]
+    table = dict(line.split(maxsplit=1) for line in lines[2 : lines.index("")])
+    assert list(table) == list(dict.fromkeys(name.rpartition(".")[2] for name in RECIPES))
+    assert sum(cell.isalpha() for row in table.values() for cell in row.split()) == len(RECIPES)
+    for method, digits, cifar10 in [("at", "B I - -", "B I b i"), ("at_031", "- - - -", "B I - -")]:
+        assert re.split(r"\s{2,}", table[method])[:2] == [digits, cifar10]
+    assert "B  DATASET.METHOD" in out and "`doubly list recipes --names`" in out
 
 
 def test_the_passes_of_all_methods_are_a_table(cli, monkeypatch):
