@@ -60,6 +60,7 @@ VERBS = {
     "data": Verb("Download or inspect a dataset, or make it imbalanced: doubly data fetch|inspect|imbalance", "data"),
     "export": Verb("Write trained weights as safetensors: doubly export DIR --output FILE", "export"),
     "list": Verb("List methods, attacks, models, datasets, recipes, … by name: doubly list methods", "list_entries"),
+    "completion": Verb("Complete words by TAB in your shell: doubly completion install [bash|zsh|fish]", "completion"),
     "doctor": Verb("Check this installation: versions, device, and the gradients in a few seconds", "doctor"),
 }
 

@@ -21,6 +21,7 @@ List what can be named, with a line about each; with a prefix, only the names th
 recipes: a table of datasets and methods; with --names or a prefix, a line about each recipe.
 kinds: what `doubly train --set PATH=KIND` takes. passes: forward and backward passes in a step of each method."""
 
+TABLES = ("methods", "attacks", "models", "datasets", "recipes", "kinds", "passes")
 FORMS = {"": "B", "imbalanced": "I", "small": "b", "imbalanced.small": "i"}
 RECIPE_NAMES = """\
 A recipe is named DATASET.METHOD, as in `doubly train digits.at`:
@@ -92,5 +93,5 @@ def _entries(table: str) -> Mapping[str, Any]:
         "kinds": KINDS,
     }
     if table not in tables:
-        raise UsageError(f"there is no list of '{table}'{suggestion(table, [*tables, 'passes'])}")
+        raise UsageError(f"there is no list of '{table}'{suggestion(table, TABLES)}")
     return tables[table]
