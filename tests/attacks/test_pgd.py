@@ -3,6 +3,7 @@
 import copy
 import re
 import warnings
+from dataclasses import replace
 
 import eagerpy
 import pytest
@@ -286,6 +287,12 @@ def test_the_default_step_follows_radius_norm_and_steps():
         (PGD(LinfBall(0.3), rule=SignStep(0.01)), SignStep(0.01)),
         (from_json(to_json(PGD(LinfBall(0.3)))), SignStep(0.3 * 0.25)),  # config.json names the step
         (from_json({"kind": "attack.pgd", "steps": 5}), SignStep(4 / 255)),
+        (replace(PGD(LinfBall(0.3)), threat=LinfBall(0.1)), SignStep(0.1 * 0.25)),
+        (replace(MarginPGD(LinfBall(0.3), 5), threat=L2Ball(1.0)), NormalizedStep(0.5)),
+        (replace(replace(PGD(LinfBall(0.3)), start="zero"), threat=LinfBall(0.1)), SignStep(0.1 * 0.25)),
+        (replace(PGD(LinfBall(0.3), rule=SignStep(0.01)), threat=LinfBall(0.1)), SignStep(0.01)),  # it was given
+        (replace(PGD(LinfBall(0.3)), threat=LinfBall(0.1), rule=SignStep(0.02)), SignStep(0.02)),
+        (replace(PGD(LinfBall(0.3)), steps=50), SignStep(0.3 * 0.25)),  # more of the same steps
     ]:
         assert attack.rule == rule
 

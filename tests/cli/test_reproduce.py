@@ -188,6 +188,10 @@ def test_what_does_not_fit_is_refused_in_one_sentence(reproduce, monkeypatch):
         ("demo --scale small", "--scale is for tables and figures"),
         ("digits --seeds 2", "digits has a seed per fold: leave --seeds out"),
         ("tiny --output file", "file cannot hold the results"),
+        ("tiny --epochs 3", "reproduce does not take --epochs: all runs of a study have the settings that its numbers"),
+        ("demo --lr=0.1", "reproduce does not take --lr: "),
+        ("weak_classes --method.beta 3", "reproduce does not take --method.beta: "),
+        ("tiny --data folder", "reproduce does not take --data: "),
         ("tiny --tensorboard", "TensorBoard cannot be written"),
         ("demo --tensorboard", "TensorBoard cannot be written"),
     ]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from doubly.checkpoints.load import load_run
 from doubly.cli.search import trials_table
+from doubly.cli.train_options import parse_train_options
 from doubly.config.serialize import from_json, with_changes
 from doubly.jobs.search import default_space
 from doubly.recipes import recipe
@@ -75,6 +76,17 @@ def test_the_default_space_is_around_the_settings_of_the_recipe(cli, monkeypatch
     (search,) = searches
     assert search.space == default_space(recipe("digits.at")) and (search.trials, search.splits) == (3, 2)
     assert search.base.data.root == str(Path("data").resolve()) and search.callbacks == ()
+    for words in [  # what train takes
+        "digits.trades --method.beta 3 --epsilon 0.1",
+        "digits.at --epochs 7 --lr 0.02 --batch-size 64 --seed 4 --optimizer.clip 2",
+        "digits.at --set optimizer=optimizer.adamw --optimizer.lr.peak 1e-3 --method.attack.steps 3",
+        "digits.done_pgd --variant literal --method.eta 0.5",
+        "digits.at --model nets.mine:build --weights w.pt --mean 0.5 --std 0.5",
+        "--data digits --method cfol --validation.every 3",
+    ]:
+        assert cli("search", *words.split(), "--trials", 1, "--output", ".").code == 0, words
+        assert searches[-1].base == parse_train_options(words.split()).run, words
+        assert searches[-1].space == default_space(searches[-1].base) and searches[-1].trials == 1, words
 
 
 def test_metrics_of_several_holdouts_are_averaged():

@@ -98,6 +98,8 @@ def test_sizes_that_are_refused():
     y = torch.zeros(10, dtype=torch.int64)
     for call, message in (
         *((lambda share=share: holdout(y, share, 0), "share") for share in (0.0, 1.0, -0.5, 2.0)),
+        (lambda: holdout(y, 0.01, 0), "got 0.01 of 10: give a share of at least 0.1 and at most 0.9, or more images"),
+        (lambda: holdout(y[:1], 0.5, 0), "got 0.5 of 1: one image cannot be divided, so give more images"),
         (lambda: holdout(y, 0.5, 0, torch.full((10,), 7)), "both sides"),  # one group cannot be cut
         (lambda: stratified_subset(y, 0, 0), "at least one"),
     ):

@@ -82,6 +82,7 @@ def test_fewer_than_two_classes_are_refused_also_if_only_one_is_left_to_fit_on()
     images = problems.bright_rows(40)
     for held_out, settings, message in [
         (images.subset(images.y == 0), {}, "the held-out images are of 1 class"),
+        (images.subset([0]), {}, r"of 1 class \(1 image\).*train with --data.holdout 0.1, or call repair"),
         (images.subset([0, 1]), {}, "1 image of 1 class would be left to fit on, of 2 held out"),
         (images, {"images": 1}, "1 image of 1 class would be left to fit on, of 40 held out.*raise images"),
     ]:

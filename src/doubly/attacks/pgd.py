@@ -28,7 +28,9 @@ GAUSSIAN_START = 0.001  # standard deviation, as in the released code of TRADES,
 
 def default_rule(threat: Threat, steps: int) -> StepRule:
     """Return the step of an attack that names none: the steepest one in the norm of the threat, 2.5·radius/steps."""
-    return threat.step_rule(threat.radius * (REACH / max(1, steps)))
+    rule = threat.step_rule(threat.radius * (REACH / max(1, steps)))
+    object.__setattr__(rule, "made_for", threat)  # dataclasses.replace hands the rule on, to another threat as well
+    return rule
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class PGD(Attack):
     """number of steps K"""
     rule: StepRule = None  # type: ignore[assignment]  # replaced by a rule before anybody sees it
     """how a step follows from the gradient; by default 2.5 radii over all steps, 2.5·ε/steps: a sign step for LinfBall,
-    a step of that length along the gradient for L2Ball"""
+    a step of that length along the gradient for L2Ball; such a step follows dataclasses.replace(attack, threat=…)"""
     start: Start = "uniform"
     """uniform: at random in the threat's set; gaussian: noise of 0.001 around the image; zero: at the image itself"""
     restarts: int = 1
@@ -63,7 +65,9 @@ class PGD(Attack):
             raise UsageError(
                 f"an attack needs steps >= 0 and restarts >= 1, got steps={self.steps}, restarts={self.restarts}"
             )
-        if self.rule is None:  # stored as the rule it stands for, so that config.json names the step
+        is_rule = isinstance(self.rule, StepRule)
+        if self.rule is None or (is_rule and self.rule.made_for is not None and self.rule.made_for != self.threat):
+            # Stored as the rule it stands for, so that config.json names the step.
             object.__setattr__(self, "rule", default_rule(self.threat, self.steps))
         if not isinstance(self.rule, StepRule):
             raise UsageError(

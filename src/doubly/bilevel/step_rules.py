@@ -25,6 +25,10 @@ class StepRule:
     norm: ClassVar[str | None] = None
     """norm in which a step is as long as its size, Linf or L2; None if its length depends on the gradient"""
 
+    made_for: ClassVar[object] = None
+    """what an attack that was given no rule made this one for, so that it follows a change; None of a rule that was
+    given"""
+
     @property
     def sizes(self) -> tuple[float, ...]:
         """The step sizes of the rule, which `scaled` multiplies."""

@@ -8,6 +8,7 @@ import tyro
 from rich.console import Console
 
 from doubly.cli.options import DataRoot, parse_options
+from doubly.cli.study_flags import refuse_run_settings
 from doubly.cli.study_table import show_study
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
@@ -31,7 +32,10 @@ class ReproduceOptions:
     table1 … table4, figure1 … figure6: the runs of a table or figure of the paper. cifar10: our small study of
     CIFAR-10. weak_classes: ten methods at equal search, as trained and repaired, under the strong attack, in about 18
     hours of two cores; ablation: the parts of DONE over classes, in two hours. On digits, which need no files: demo: AT
-    and DONE, and repaired AT, in minutes; digits: every method, and digits_done: DONE against AT, an hour each."""
+    and DONE, and repaired AT, in minutes; digits: every method, and digits_done: DONE against AT, an hour each.
+
+    The runs of a study have the settings that its numbers are compared with, so --epochs, --lr and other settings of a
+    run are those of doubly train; --scale, --seeds, --methods and --search are what a study takes."""
 
     study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")]
     """name of the study"""
@@ -91,6 +95,7 @@ class ReproduceOptions:
 
 def reproduce(arguments: list[str], out: Console, err: Console) -> int:
     """Run or show a study."""
+    refuse_run_settings(arguments)
     options = parse_options(ReproduceOptions, arguments, "reproduce")
     from doubly.config.serialize import suggestion
     from doubly.studies.plans import PLANS

@@ -70,7 +70,8 @@ def holdout(y: Tensor, share: float, seed: int, groups: Tensor | None = None) ->
     size = round(share * len(y))
     if not (0 < share < 1 and 0 < size < len(y)):
         raise UsageError(
-            f"the share held out lies inside (0, 1) and leaves images on both sides, got {share} of {len(y)}"
+            f"the share held out lies inside (0, 1) and leaves images on both sides, got {share} of {len(y)}: "
+            + _remedy(len(y))
         )
     order = _representative_order(y, generator(seed, 0, 0, "holdout"))
     cut = len(y) - size
@@ -95,6 +96,12 @@ def stratified_subset(y: Tensor, size: int, seed: int) -> Tensor:
         raise UsageError(f"a subset has at least one image, got size={size}")
     # The purpose names the random stream: another word would select other images.
     return _representative_order(y, generator(seed, 0, 0, "probe"))[:size].sort().values
+
+
+def _remedy(count: int) -> str:
+    if count < 2:
+        return "one image cannot be divided, so give more images, or hold out more where these come from"
+    return f"give a share of at least {1 / count:.2g} and at most {1 - 1 / count:.2g}, or more images"
 
 
 def _representative_order(y: Tensor, random: torch.Generator) -> Tensor:

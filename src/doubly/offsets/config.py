@@ -1,6 +1,7 @@
 """The settings of a repair and of a frontier."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 from doubly.errors import UsageError
@@ -53,6 +54,7 @@ class RepairConfig:
     """images that are attacked at a time"""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if not 0 <= self.priority <= 1:
             raise UsageError(
                 f"priority lies in [0, 1], from the network as it is to the fitted offsets, got {self.priority:g}"
@@ -118,3 +120,17 @@ class FrontierConfig:
             raise UsageError(f"skip_images must be at least 0, got {self.skip_images}")
         if self.split not in get_args(Split):
             raise UsageError(f"split is one of {', '.join(get_args(Split))}, got '{self.split}'")
+
+
+def _check_types(config: RepairConfig) -> None:
+    """Refuse what is not of the type of its field, which Python code can pass."""
+    kinds: dict[type, tuple[type, str]] = {
+        float: (Real, "a number"),
+        int: (Integral, "a whole number"),
+        bool: (bool, "True or False"),
+        str: (str, "a name"),
+    }
+    for field in fields(config):
+        value, (kind, words) = getattr(config, field.name), kinds[type(field.default)]
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise UsageError(f"{field.name} is {words}, such as {field.default!r}, got {value!r:.60}: pass one")

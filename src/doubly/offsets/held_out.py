@@ -123,8 +123,8 @@ def divide(held_out: Images, config: RepairConfig) -> RepairImages:
     labels = len(torch.unique(held_out.y))
     if labels < 2:
         raise UsageError(
-            f"the held-out images are of {labels} class: offsets shift the decision between classes, so give images "
-            "of at least two"
+            f"the held-out images are of {labels} class ({_images(len(held_out))}): offsets shift the decision between "
+            f"classes, so give images of at least two; {HOW_TO}"
         )
     fit, judge = (
         held_out.subset(rows) for rows in holdout(held_out.y, 1 - config.fit_share, config.seed, held_out.groups)
