@@ -75,6 +75,7 @@ ELSEWHERE = {  # commands that are not run here, and where they are
     "pip install 'doubly[tensorboard]'": "by the Makefile, as a part of the extra dev",
     'pip install "doubly[ray]"': "by hand, for the slow test in tests/jobs/test_ray.py",
     'pip install "doubly[huggingface]"': "by hand; tests/end_to_end/test_front_door.py has a stand-in",
+    "doubly completion install": "tests/cli/test_completion.py, in another home folder",
     "doubly list passes": "tests/studies/test_passes.py",
 }
 # Benchmarks take minutes: their --help is run, or they are compiled if they take no options. test_examples.py runs the
@@ -139,11 +140,13 @@ def call(*words):
 
 @cache
 def flags(*verb):
-    """Return every flag of a verb; those of train depend on the recipe."""
-    calls = [verb, *((*verb, *recipe.split()) for recipe in FLAG_RECIPES)] if verb == ("train",) else [verb]
+    """Return every flag of a verb; those of train and search depend on the recipe."""
+    with_recipe = verb in (("train",), ("search",))
+    calls = [verb, *((*verb, *recipe.split()) for recipe in FLAG_RECIPES)] if with_recipe else [verb]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
-        return {flag for words in calls for flag in FLAG.findall(call(*words, "--help")[1])}
+        texts = [call(*words, help_flag)[1] for words in calls for help_flag in ("--help", "--help-all")]
+        return {flag for text in texts for flag in FLAG.findall(text)}
 
 
 def unknown_flags(words):
