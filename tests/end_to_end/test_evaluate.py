@@ -52,7 +52,9 @@ def test_a_dataset_or_a_recipe_gives_its_test_images_and_a_function_its_number_o
     for data in ("digits", "digits.at"):
         words = command("as_many_as", *PLAIN, weights=None, data=data, output=tmp_path / data)
         code, _, err = run(*words)
-        assert (code, err) == (0, "") and evaluation(tmp_path / data)["n"] == 360
+        assert (
+            code == 0 and "RANDOM weights" in err and err.count("\n") == 1 and evaluation(tmp_path / data)["n"] == 360
+        )
         assert len(evaluation(tmp_path / data)["per_class"]) == 10
     assert results(tmp_path / "digits")[1] == results(tmp_path / "digits.at")[1]  # the weights follow from a seed
 
@@ -310,9 +312,9 @@ def test_help_lists_every_option(cli):
         "device",
         "no-trust",
     ]
-    options += ["model", "weights", "data", "data-root"]
+    options += ["model", "weights", "mean", "std", "data", "data-root"]
     for verb, expected in (("evaluate", options), ("compare", ["resamples", "seed"])):
-        code, out, err = cli(verb, "--help")
+        code, out, err = cli(verb, "--help-all")
         assert (code, err) == (0, "") and sorted(re.findall(r"^[│ ]+ --([a-z-]+)", out, re.M)) == sorted(expected)
         assert "run directory" in out
     assert "--set FIELD=JSON" in cli("evaluate", "--help").out

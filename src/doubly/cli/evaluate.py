@@ -112,8 +112,10 @@ def run_evaluation(options: EvaluateOptions, changes: list[str], callback: Callb
 
 def print_note(result: "EvalResult", out: Console) -> None:
     """Print that the weights are random, loudly, if they are."""
+    from doubly.evaluation.network import RANDOM_WEIGHTS
+
     note = str(result.protocol.get("note", ""))
-    if "RANDOM" in note:
+    if RANDOM_WEIGHTS in note:
         out.print(note, style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -202,8 +204,6 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
         splits = load_splits_once(run.data, communicator)
         test = splits.test
         model, warning = build_network(options, test.x.shape[1], len(test.classes))
-        if warning and communicator.rank == 0:
-            callback.on_message(warning)  # before minutes are spent on it
         model.to(select_device(options.device, communicator))
         about = describe_network(options, options.data) | {"split": "test"}
         notes = [note for note in (warning, splits.note) if note]

@@ -6,7 +6,7 @@ from torch import nn
 
 from doubly.cli.options import NetworkOptions
 from doubly.config.user_code import UserModel
-from doubly.evaluation.network import model_sha256
+from doubly.evaluation.network import RANDOM_WEIGHTS, model_sha256
 from doubly.seeding import global_generators
 
 
@@ -42,6 +42,6 @@ def build_network(options: NetworkOptions, channels: int, classes: int) -> tuple
     if weights is not None or model_sha256(model) == model_sha256(build(1)):
         return model, ""
     return model, (
-        f"WARNING: {function} returns a network with RANDOM weights, other ones with another seed, so these are the "
+        f"WARNING: {function} returns a network with {RANDOM_WEIGHTS}, other ones with another seed, so these are the "
         "numbers of an untrained network: give --weights FILE, or let the function load them"
     )

@@ -13,6 +13,7 @@ from doubly.errors import UsageError
 ROUNDING = 1e-3  # relative to the spread of the logits: a larger difference is not rounding
 CLOSE = 1e-4  # likewise: a smaller lead of the largest logit may be lost in another batch or on another machine
 SEEDS = (1, 2)
+RANDOM_WEIGHTS = "RANDOM weights"  # in the note of an evaluation of a network that nothing gave weights to
 
 
 def check_network(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:

@@ -21,7 +21,7 @@ from doubly.evaluation.gallery import Gallery
 from doubly.evaluation.io import check_folder, write_gallery
 from doubly.evaluation.memory import MicrobatchedModel, MicrobatchLimit
 from doubly.evaluation.metrics import extended_names
-from doubly.evaluation.network import check_network, model_sha256
+from doubly.evaluation.network import RANDOM_WEIGHTS, check_network, model_sha256
 from doubly.evaluation.predict import Predictions, predict
 from doubly.evaluation.radius_curve import curve_attack, radius_curve
 from doubly.evaluation.result import EvalResult
@@ -52,6 +52,8 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
     config, ensemble, gallery = task.config, task.attacks.ensemble, Gallery()
     sample = select_images(task.images, min(config.trust_images, config.chunk_size)).to(model_device(task.model))
     differences = run_together(communicator, lambda: _check(task, sample, resources))
+    if RANDOM_WEIGHTS in (note := str(task.protocol.get("note", ""))):
+        callback.on_message(note)  # before minutes or hours are spent on it
     if ensemble is not None and config.sharded:
         clean = _predict(task, resources, task.images, {})
         return run_autoattack(task, ensemble, _result(task, task.images, clean), resources)[0]
