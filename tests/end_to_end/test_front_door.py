@@ -180,7 +180,7 @@ def test_mean_and_std_reach_a_network_that_expects_normalized_images(call, tmp_p
         (
             f"evaluate --model NETS:ten --data good.npz {few} --mean 128 --std 64",
             2,
-            "divide that of gray levels by 255",
+            "divide those of gray levels by 255",
         ),
         (
             f"evaluate --model NETS:ten --data good.npz {few} --mean 0.5 --std 0",

@@ -54,12 +54,16 @@ def test_no_verb_runs_the_code_of_a_file(cli, stranger):
         "repair": [["run"]],
         "frontier": [["run"]],
         "export": [["run", "--output", "w.safetensors"]],
-        "search": [["digits.at", "--space", "space.json", "--trials", "1", "--output", "search"]],
+        "search": [
+            ["digits.at", "--space", "space.json", "--trials", "1", "--output", "search"],
+            ["--config", "run/config.json", "--trials", "1", "--output", "search"],
+        ],
         "report": [["run", "--output", "report"]],
         "compare": [["run", "run"]],
         "watch": [["run", "--once"]],
         "reproduce": [["demo", "--dry-run"]],
         "list": [["kinds"]],
+        "completion": [["--print", "bash"]],
         "data": [["list"]],
         "doctor": [[]],
     }
@@ -72,7 +76,7 @@ def test_no_verb_runs_the_code_of_a_file(cli, stranger):
             assert "Traceback" not in result.err, result.err
             if "names code, 'canary:build'" in result.err and "--trust-code" in result.err:
                 refused.append(verb)
-    assert {"train", "evaluate", "check", "repair", "frontier"} <= set(refused)
+    assert {"train", "search", "evaluate", "check", "repair", "frontier"} <= set(refused)
 
 
 def test_the_code_runs_once_a_person_asks_for_it(cli, stranger):

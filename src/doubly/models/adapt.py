@@ -143,5 +143,5 @@ def _per_channel(name: str, values: Statistics | None, channels: int) -> list[fl
             f"{channels} number(s)"
         )
     if max(numbers) > 1:
-        raise UsageError(f"{name} is of pixels in [0, 1], got {numbers}: divide that of gray levels by 255")
+        raise UsageError(f"{name} is of pixels in [0, 1], got {numbers}: divide those of gray levels by 255")
     return numbers
