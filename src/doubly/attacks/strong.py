@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly.attacks.attack import Attack
-from doubly.attacks.mode import attack_context, connected
+from doubly.attacks.mode import Forward, attack_context, connected
 from doubly.bilevel import projected_descent
 from doubly.bilevel.rows import per_row
 from doubly.checks import check_call, check_finite, check_logits
@@ -70,8 +70,8 @@ class Strong(Attack):
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
         check_call(model, x, y)
-        with attack_context(model, "eval"):
-            search = _Search(model, x, y, self.threat)
+        with attack_context(model, "eval", x) as forward:
+            search = _Search(forward, x, y, self.threat)
             for steps in self._attempts(search, BatchGenerator.of(generator)):
                 search.attempt(*steps)
                 if not search.correct.any():
@@ -98,10 +98,10 @@ class Strong(Attack):
 class _Search:
     """The best perturbation of each sample so far, and which classes came how near."""
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> None:
-        self.model, self.x, self.y, self.threat = model, x, y, threat
+    def __init__(self, forward: Forward, x: Tensor, y: Tensor, threat: Threat) -> None:
+        self.forward, self.x, self.y, self.threat = forward, x, y, threat
         with torch.no_grad():
-            logits: Tensor = model(x)
+            logits = forward(x)
         check_logits(logits, y)
         self.delta = torch.zeros_like(x)
         self.gaps = _gaps(logits, y)  # highest z_t - z_y so far, (B, classes); -inf for t = y
@@ -141,11 +141,11 @@ class _Search:
             if not len(rows):
                 return
         with torch.no_grad():
-            self._record(rows, delta, self.model(self.x[rows] + delta))
+            self._record(rows, delta, self.forward(self.x[rows] + delta))
 
     def _inner(self, rows: Tensor, value: Value, delta: Tensor) -> Tensor:
         point = self.x[rows] + delta
-        logits = connected(self.model(point), point)
+        logits = connected(self.forward(point), point)
         self._record(rows, delta.detach(), logits.detach())
         return -value(logits, rows)
 

@@ -8,11 +8,9 @@ from doubly.errors import UsageError
 from doubly.evaluation.metrics import Rounding
 from doubly.evaluation.weights import Normalization
 
-Compile = Literal["auto", "yes", "no"]
 Format = Literal["png", "npz"]  # of attacked images
 
 _CHOICES: dict[str, Any] = {
-    "compile": Compile,
     "tail_rounding": Rounding,
     "weights_normalize": Normalization,
     "save_examples": Format,
@@ -50,8 +48,6 @@ class EvalConfig:
     """number of these images to run AutoAttack on; none: all"""
     autoattack_chunk_size: int = 250
     """images that AutoAttack attacks at a time; its random numbers depend on it"""
-    compile: Compile = "auto"
-    """whether to compile the network for AutoAttack; auto: if that saves more time than it takes"""
     state: Path | None = None
     """folder for the state of AutoAttack, from which it resumes; none: a folder inside the output"""
     shard: tuple[int, int] = (0, 1)

@@ -18,6 +18,8 @@ from doubly.distributed import Communicator
 class GlobalBatchNorm(_BatchNorm):
     """A batch norm layer whose training statistics are those of the batch of all processes."""
 
+    affine_in_eval = True  # so that attacks may fold it
+
     def __init__(self, layer: _BatchNorm, communicator: Communicator) -> None:
         """Share the parameters, buffers and settings of a native layer."""
         nn.Module.__init__(self)

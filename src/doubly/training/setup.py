@@ -268,8 +268,8 @@ def is_channels_last_faster(model: nn.Module, images: Images, batch_size: int, r
     def gradient(channels_last: bool) -> None:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         point = x.contiguous(memory_format=layout).requires_grad_()
-        with attack_context(model, "eval"):
-            torch.autograd.grad(model(point).sum(), point)[0].sum().item()
+        with attack_context(model, "eval", point.detach()) as forward:
+            torch.autograd.grad(forward(point).sum(), point)[0].sum().item()
 
     for channels_last in (False, True) * repeats:
         set_memory_format(model, channels_last)
