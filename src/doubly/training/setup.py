@@ -64,7 +64,8 @@ def begin_run(
     if rundir is not None and (message := restore_last_checkpoint(state, rundir)):
         callback.on_message(message)
     if run.batch_norm == "global":
-        stack.enter_context(global_batch_norm(state.model, communicator))
+        twice = run.method.needs_second_derivatives
+        stack.enter_context(global_batch_norm(state.model, communicator, twice_differentiable=twice))
     reset_peak_memory(state.device)
     check_method(state)
     callback.on_message(describe_data(state.data))
