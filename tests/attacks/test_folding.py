@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 from doubly.attacks import PGD, Strong, attack_context
 from doubly.attacks.folding import FoldedForward, find_pairs, in_pieces, rows_at_a_time
@@ -168,6 +169,10 @@ def test_a_folded_network_that_differs_is_not_used_and_says_so(monkeypatch):
     with pytest.warns(UserWarning, match="batch norm is not folded for attacks.*differ by"):
         assert FoldedForward(model, x).forwards == []
     assert FoldedForward(model, x).forwards == []  # said once
+    recomputing = Net(lambda net, x: checkpoint(plain, net, x.relu(), use_reentrant=False)).eval()
+    train_statistics(recomputing)  # its backward pass computes again, with the unfolded layers
+    with pytest.warns(UserWarning, match="batch norm is not folded for attacks"):
+        assert FoldedForward(recomputing, x).forwards == []
 
 
 def test_images_pass_a_few_at_a_time_and_passes_are_counted_by_rows():

@@ -83,7 +83,7 @@ def _pairs_of(model: nn.Module, x: Tensor) -> list[Pair]:
     """Return the pairs to fold, none if that is impossible or the folded network differs."""
     if torch.is_autocast_enabled(x.device.type) or len(x) == 0:
         return []
-    parts = tuple((id(module), _has_hooks(module)) for module in model.modules())
+    parts = tuple((id(module), _is_opaque(module, model)) for module in model.modules())
     plan = _plans.get(model)
     if plan is None or plan.parts != parts:
         plan = _plans[model] = _Plan(parts, _checked_pairs(model, x[:CHECK_ROWS].detach()))
@@ -116,10 +116,13 @@ def folding_difference(model: nn.Module, pairs: Iterable[Pair], x: Tensor) -> fl
         pairs: What `find_pairs` returned.
         x: Images.
     """
-    theirs = _outputs(model, x)
-    with _patched(_folded_forwards(pairs)):
-        ours = _outputs(model, x)
-    return max(_difference(a, b) for a, b in zip(ours, theirs, strict=True))
+    forwards = _folded_forwards(pairs)
+
+    def folded(x: Tensor) -> Any:
+        with _patched(forwards):  # the backward pass is outside, as in an attack
+            return model.forward(x)
+
+    return max(_difference(a, b) for a, b in zip(_outputs(folded, x), _outputs(model.forward, x), strict=True))
 
 
 def find_pairs(model: nn.Module, x: Tensor) -> list[Pair]:
@@ -205,8 +208,6 @@ def _fits(layer: nn.Module, norm: nn.Module, output: Tensor) -> bool:
         and getattr(norm, "running_mean", None) is not None
         and not norm.training
         and (output.dim() == 2 or not isinstance(layer, nn.Linear))  # of more dimensions, the channels are not the last
-        and "forward" not in vars(layer)
-        and "forward" not in vars(norm)
         and not _has_hooks(layer, own=2)
         and not _has_hooks(norm, own=2)
     )
@@ -219,9 +220,12 @@ def _has_hooks(module: nn.Module, own: int = 0) -> bool:
 
 
 def _is_opaque(module: nn.Module, model: nn.Module) -> bool:
-    """Return whether changed layers would be noticed: by hooks, or by a compiler, which would compile again."""
+    """Return whether changed layers would be noticed: by hooks, a compiler, or a forward function that was replaced."""
     compiled = isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules
-    return compiled or module._compiled_call_impl is not None or (module is not model and _has_hooks(module))
+    replaced = "forward" in vars(module)  # such as one that computes again in the backward pass
+    return (
+        compiled or replaced or module._compiled_call_impl is not None or (module is not model and _has_hooks(module))
+    )
 
 
 def _identity(x: Tensor) -> Tensor:
@@ -264,11 +268,11 @@ def _patched(forwards: Iterable[Replacement]) -> Iterator[None]:
             del vars(module)["forward"]
 
 
-def _outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
+def _outputs(forward: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
     """Return logits and input gradient."""
     with torch.enable_grad():
         point = x.clone().requires_grad_()
-        logits = model.forward(point)
+        logits = forward(point)
         # Every logit gets another factor: the gradient of a plain sum hardly depends on a normalized layer.
         factors = torch.arange(logits.numel(), device=x.device).cos().view_as(logits)
         total = (factors * logits).sum() + 0 * point.sum()  # a network may ignore its input

@@ -209,7 +209,7 @@ class PGD(Attack):
         active: Callable[[], Tensor] | None,
     ) -> Tensor:
         scale = self.sample_factors(x, y)
-        start, checked = self._start(x, scale, generator), False
+        start, checked = self.start_points(x, scale, generator), False
 
         def forward(point: Tensor) -> Tensor:
             nonlocal checked
@@ -248,7 +248,8 @@ class PGD(Attack):
         """Return the set in which delta / scale has to lie."""
         return self.threat.around(x) if scale is None else self.threat.between(-x / scale, (1 - x) / scale)
 
-    def _start(self, x: Tensor, scale: Tensor | None, generator: BatchGenerator) -> Tensor:
+    def start_points(self, x: Tensor, scale: Tensor | None, generator: BatchGenerator) -> Tensor:
+        """Return delta / scale where an attempt starts; arguments as in `sample_factors`."""
         if self.start == "zero":
             return torch.zeros_like(x)
         constraint, uniform = self._constraint(x, scale), generator.uniform(x)

@@ -66,6 +66,9 @@ class EvalConfig:
     """batch: weights add up to 1 in batches of 128, as in the paper; all: over all samples; mean_one: mean 1"""
     curve_images: int | None = None
     """number of images for the accuracy under PGD at eight radii from 0 to 4 epsilon; none: no such curve"""
+    accuracy_only: bool = False
+    """attack an image only until it is misclassified, in half of the time or less: for accuracies, not for losses and
+    weights under attack; accuracy under PGD is then at most that after its last step"""
     save_examples: Format | None = None
     """write attacked images into the output: png in whole gray levels, npz exactly"""
     max_examples: int = 100
