@@ -91,7 +91,7 @@ def _pairs_of(model: nn.Module, x: Tensor) -> list[Pair]:
 
 
 def _checked_pairs(model: nn.Module, x: Tensor) -> list[Pair]:
-    if any(_is_opaque(module, model) for module in model.modules()):
+    if any(_is_opaque(module, model) for module in model.modules()) or not any(map(_is_norm, model.modules())):
         return []
     pairs: list[Pair] = []
     try:
