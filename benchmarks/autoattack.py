@@ -2,7 +2,7 @@
 
 All have the same network, images, seeds and chunk. For each attack the contestants run in turn, in rotating order, on
 the images that are still correct; at the end their outcomes are compared image by image. A line is the median of the
-rounds' ratios with the smallest and the largest; the time to compile is printed and not part of it.
+rounds' ratios with the smallest and the largest.
 
     python benchmarks/autoattack.py --run runs/NAME --data-root DIR [--images 100] [--rounds 2]
     python benchmarks/autoattack.py     # no data: a narrow ResNet, trained for a minute on digits of 32x32
@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from doubly import AT, PGD, LinfBall, train
 from doubly.attacks import attack_context
 from doubly.attacks.autoattack import STANDARD, AutoAttack, Part
-from doubly.attacks.compiled import PlainForward, compile_forward
+from doubly.attacks.folding import FoldedForward
 from doubly.bilevel import SignStep
 from doubly.checkpoints.load import load_model, load_run
 from doubly.data import load_splits
 from doubly.data.holdout import stratified_subset
+from doubly.evaluation.autoattack.forward import CountedForward
 from doubly.models import NarrowResNet
 
 IMAGES = 32  # for the page
@@ -80,15 +81,12 @@ def ours(model: nn.Module, forward: Callable[[Tensor], Tensor], radius: float) -
     return run
 
 
-def make_contestants(model: nn.Module, x: Tensor, radius: float, uncompiled: bool) -> tuple[dict[str, Contestant], str]:
-    """Return the contestants, and what `compile_forward` says. Call it inside `attack_context`."""
+def make_contestants(model: nn.Module, x: Tensor, radius: float, unfolded: bool) -> dict[str, Contestant]:
+    """Return the contestants. Call it inside `attack_context`."""
     contestants = {"reference": reference(model, radius)}
-    if uncompiled:
-        contestants["uncompiled"] = ours(model, PlainForward(model), radius)
-    compiled, message = compile_forward(model, x[:64])
-    if compiled is not None:
-        contestants["compiled"] = ours(model, compiled, radius)
-    return contestants, message
+    if unfolded:
+        contestants["unfolded"] = ours(model, CountedForward(model), radius)
+    return {**contestants, "folded": ours(model, CountedForward(FoldedForward(model, x[:64])), radius)}
 
 
 def race(
@@ -129,15 +127,14 @@ def measure(settings: Settings) -> Outcome:
     x, y, model = x[rows].to(device), y[rows].to(device), model.to(device).eval()
     parts: Sequence[Part] = STANDARD[:1] if settings.quick else STANDARD
     with attack_context(model, "eval"):
-        contestants, message = make_contestants(model, x, radius, uncompiled=False)
-        print(f"  {message}", flush=True)
+        contestants = make_contestants(model, x, radius, unfolded=False)
         seconds, differing = race(contestants, model, x, y, parts, settings.rounds)
     total = total_seconds(seconds)
-    lines = [ratio(total, "compiled", "reference", 0.5, {"compiled": message})]
+    lines = [ratio(total, "folded", "reference", 0.5)]
     for part, spent in seconds.items():
-        line = ratio(spent, "compiled", "reference", None, {"compiled": message})
+        line = ratio(spent, "folded", "reference", None)
         lines.append(replace(line, what=f"{part} alone"))
-    note = f"Compiling is not in it. Of {len(y)} predictions, {differing.get('compiled', 0)} differ."
+    note = f"Of {len(y)} predictions, {differing.get('folded', 0)} differ."
     sizes = f"standard AutoAttack on {len(y)} digits of 3x32x32, narrow ResNet trained by AT, ε = {radius}"
     return Outcome(lines, sizes, medians(total), [note])
 
@@ -149,7 +146,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, help="folder with the dataset's files")
     parser.add_argument("--images", type=int, default=100, help="number of images")
     parser.add_argument("--rounds", type=int, default=2, help="number of rounds")
-    parser.add_argument("--no-uncompiled", action="store_true", help="leave that contestant out")
+    parser.add_argument("--no-unfolded", action="store_true", help="leave that contestant out")
     parser.add_argument("--parts", nargs="+", default=list(STANDARD), choices=STANDARD, help="attacks")
     options = parser.parse_args()
     model, x, y, radius = load_problem(options.run, options.data_root) if options.run else digits_problem()
@@ -157,8 +154,7 @@ def main() -> None:
     x, y, model = x[rows], y[rows], model.eval()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {len(y)} images, epsilon {radius:.4f}")
     with attack_context(model, "eval"):
-        contestants, message = make_contestants(model, x, radius, not options.no_uncompiled)
-        print(message)
+        contestants = make_contestants(model, x, radius, not options.no_unfolded)
         seconds, differing = race(contestants, model, x, y, options.parts, options.rounds)
     for name, count in differing.items():
         median, spread, *_ = shown(ratio(total_seconds(seconds), name, "reference"))

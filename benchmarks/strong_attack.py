@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from doubly.attacks import Attack, MarginPGD, Strong, attack_context
 from doubly.attacks.autoattack import STANDARD, AutoAttack
-from doubly.attacks.compiled import PlainForward, compile_forward
+from doubly.attacks.folding import FoldedForward
 from doubly.checkpoints.load import load_model, load_run
 from doubly.config.serialize import to_json
 from doubly.data import Images, load_splits
 from doubly.evaluation.attacks import reference_pgd
+from doubly.evaluation.autoattack.forward import CountedForward
 from doubly.evaluation.network import model_sha256
 from doubly.evaluation.task import select_images
 from doubly.rundir import read_json, write_json
@@ -69,16 +70,14 @@ def run_attack(model: nn.Module, images: Images, attack: Attack, entry: dict[str
 
 
 def run_autoattack(
-    model: nn.Module, images: Images, threat: Threat, entry: dict[str, Any], save: Callable[[], None], compiled: bool
+    model: nn.Module, images: Images, threat: Threat, entry: dict[str, Any], save: Callable[[], None]
 ) -> None:
     """Run the attacks of AutoAttack that are not in the entry yet, each on the images that are still correct."""
     x, y, attack = images.pixels(slice(None)), images.y, AutoAttack(threat)
     missing = [part for part in STANDARD if part not in entry]
     if not missing:
         return
-    forward, message = compile_forward(model, x[:64]) if compiled else (None, "not compiled")
-    network = Wrapped(forward or PlainForward(model))
-    print(f"  {message}", flush=True)
+    network = Wrapped(CountedForward(FoldedForward(model, x[:64])))
     done = [entry[part]["correct"] for part in STANDARD if part in entry]
     correct = done[-1] if done else entry["clean"]["correct"]
     for part in missing:
@@ -119,7 +118,7 @@ def measure_run(path: Path, options: argparse.Namespace, results: dict[str, Any]
         write_json(options.output, results)
         if options.autoattack:
             save = lambda: write_json(options.output, results)  # noqa: E731
-            run_autoattack(model, images, threat, entry, save, options.compile)
+            run_autoattack(model, images, threat, entry, save)
 
 
 def table_row(name: str, entry: dict[str, Any]) -> list[str]:
@@ -167,7 +166,6 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100, help="number of test images")
     parser.add_argument("--output", type=Path, default=Path("results/strong-attack.json"), help="file with the results")
     parser.add_argument("--no-autoattack", dest="autoattack", action="store_false", help="only the cheap attacks")
-    parser.add_argument("--compile", action="store_true", help="compile the network for AutoAttack")
     options = parser.parse_args()
     results = read_json(options.output) if options.output.is_file() else {}
     options.output.parent.mkdir(parents=True, exist_ok=True)

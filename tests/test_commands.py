@@ -37,8 +37,7 @@ CHEAP = {
     "train": TINY,
     "train cifar10.at": f"{TINY} --set model=model.small_cnn",  # instead of a ResNet-18
     "train cifar10.done_pgd": f"{TINY} --set model=model.small_cnn",
-    "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk-size 2 --compile no --jobs 1 "
-    "--device cpu",
+    "evaluate": "--images 20 --no-trust --autoattack-images 2 --autoattack-chunk-size 2 --jobs 1 --device cpu",
     "check": "--images 20 --device cpu",
     "compare": "--resamples 20",
     "repair": "--rounds 1 --steps 1 --device cpu",

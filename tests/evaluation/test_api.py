@@ -64,7 +64,7 @@ IMAGES = Images.of(X, Y, ["dark", "light"])
 BALL = LinfBall(0.1)
 ATTACK = PGD(BALL, 5, SignStep(0.05))
 ENSEMBLE = AutoAttack(BALL, ("apgd-ce", "square"), iterations=5, queries=20)
-FAST = {"trust": False, "compile": "no"}
+FAST = {"trust": False}
 
 
 def many_images(n=40, seed=0):

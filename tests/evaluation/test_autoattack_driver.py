@@ -16,12 +16,12 @@ from torch import nn
 
 from doubly.attacks import attack_context
 from doubly.attacks.autoattack import STANDARD, AutoAttack
-from doubly.attacks.compiled import PlainForward
 from doubly.callbacks import Callback
 from doubly.data import Images
 from doubly.errors import UsageError
 from doubly.evaluation.autoattack.driver import Driver, Network
 from doubly.evaluation.autoattack.eta import Progress, RemainingTime
+from doubly.evaluation.autoattack.forward import CountedForward
 from doubly.evaluation.autoattack.state import ChunkFiles
 from doubly.evaluation.memory import MicrobatchLimit
 from doubly.threat import L2Ball, LinfBall
@@ -82,7 +82,7 @@ class Recorder(Callback):
 def drive(model, images, attack, folder=None, classes=10, forward=None, callback=None, **settings):
     with attack_context(model, "eval"):
         progress = Progress(RemainingTime(attack, classes, len(images)), callback or Callback())
-        forward = forward or PlainForward(model, progress.count_pass)
+        forward = forward or CountedForward(model, progress.count_pass)
         network = Network(model, forward, classes, MicrobatchLimit())
         driver = Driver(network, images, attack, ChunkFiles(folder, {}), progress, **settings)
         return driver.combine(driver.run_shard())
@@ -328,7 +328,7 @@ def test_the_network_itself_predicts_and_not_what_the_attacks_called():
     big = Images.of(GRAY.view(10, 1, 1, 1).expand(10, 1, 6, 6), DARK.y.tolist(), ["dark", "light"])
     attack = AutoAttack(LinfBall(0.06), iterations=3, queries=5)
     for sign in (1, -1):
-        forward = PlainForward(Misleading(sign))
+        forward = CountedForward(Misleading(sign))
         result = drive(Threshold(), big, attack, classes=2, forward=forward, max_examples=1000)
         for row, example in result.examples.items():
             assert Threshold()(example[None]).argmax() == 1 == result.predictions[row] != big.y[row]
@@ -449,7 +449,7 @@ from pathlib import Path
 from torch import nn
 from doubly.attacks import attack_context
 from doubly.attacks.autoattack import AutoAttack
-from doubly.attacks.compiled import PlainForward
+from doubly.evaluation.autoattack.forward import CountedForward
 from doubly.callbacks import Callback
 from doubly.data import Images
 from doubly.evaluation.autoattack.driver import Driver, Network
@@ -488,7 +488,7 @@ class Recorder(Callback):
 def run(folder):
     with attack_context(model, "eval"):
         progress = Progress(RemainingTime(attack, 5, 12), Recorder())
-        network = Network(model, PlainForward(forward), 5, MicrobatchLimit())
+        network = Network(model, CountedForward(forward), 5, MicrobatchLimit())
         driver = Driver(network, images, attack, ChunkFiles(folder, {}), progress, 6, max_examples=1000)
         return driver.combine(driver.run_shard())
 

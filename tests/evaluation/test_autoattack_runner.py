@@ -1,6 +1,5 @@
-"""A run of AutoAttack: what it says about itself, whose state it accepts, and when it compiles the network."""
+"""A run of AutoAttack: what it says about itself, and whose state it accepts."""
 
-import json
 import logging
 import random
 import shutil
@@ -54,7 +53,7 @@ class Recorder(Callback):
 def run(model=None, data=None, **settings):
     """Return (outcome, info, callback)."""
     callback = Recorder()
-    runner = AutoAttackRunner(**{"attack": ATTACK, "chunk_size": 4, "compile": "no", **settings})
+    runner = AutoAttackRunner(**{"attack": ATTACK, "chunk_size": 4, **settings})
     return *runner.run(model or network(), data or images(), callback=callback), callback
 
 
@@ -79,7 +78,7 @@ def test_the_outcome_says_how_it_was_computed():
         "seed": 0,
         "chunk": 4,
         "reference": reference_version(),
-        "compiled": False,
+        "forward": "folded",
         "parts": list(STANDARD),
         "substitutions": ["3 targets instead of 9, since there are 4 classes"],
         "warnings": list(outcome.warnings),
@@ -134,9 +133,8 @@ def test_the_state_of_another_evaluation_is_refused_in_a_named_folder_and_ignore
 ):
     shutil.copytree(finished, tmp_path / "exact")
     before = {file.name: file.read_bytes() for file in (tmp_path / "exact").iterdir()}
-    runner = AutoAttackRunner(ATTACK, 4, "no", tmp_path)
-    folder = runner.files(runner.key(network(), images()), False).folder
-    assert folder != runner.files(runner.key(network(), images()), True).folder
+    runner = AutoAttackRunner(ATTACK, 4, tmp_path)
+    folder = runner.files(runner.key(network(), images())).folder
     for name, changes in (
         ("model", {"model": network(seed=5)}),
         ("model", {"model": changed_statistics()}),
@@ -155,9 +153,9 @@ def test_the_state_of_another_evaluation_is_refused_in_a_named_folder_and_ignore
         with pytest.raises(UsageError, match=rf"belongs to another evaluation: its {name} is .*another folder"):
             run(state=tmp_path / "exact", exact_folder=True, **changes)
         assert {file.name: file.read_bytes() for file in (tmp_path / "exact").iterdir()} == before
-        other = AutoAttackRunner(changes.get("attack", ATTACK), changes.get("chunk_size", 4), "no", tmp_path)
+        other = AutoAttackRunner(changes.get("attack", ATTACK), changes.get("chunk_size", 4), tmp_path)
         key = other.key(changes.get("model", network()), changes.get("data", images()))
-        assert other.files(key, False).folder != folder
+        assert other.files(key).folder != folder
     monkeypatch.setattr(f"{MODULE}.reference_version", lambda: "pyautoattack 9.9")
     with pytest.raises(UsageError, match="its version is pyautoattack 0"):
         run(state=tmp_path / "exact", exact_folder=True)
@@ -165,11 +163,10 @@ def test_the_state_of_another_evaluation_is_refused_in_a_named_folder_and_ignore
 
 def test_refusals(tmp_path, finished):
     shutil.copytree(finished, tmp_path / "state")
-    for compile_setting in ("no", "auto"):
-        for text in ("", '{"model": "a', "[]", "\x00"):
-            (tmp_path / "state" / "key.json").write_text(text)
-            with pytest.raises(UsageError, match=r"key\.json"):
-                run(state=tmp_path / "state", exact_folder=True, compile=compile_setting)
+    for text in ("", '{"model": "a', "[]", "\x00"):
+        (tmp_path / "state" / "key.json").write_text(text)
+        with pytest.raises(UsageError, match=r"key\.json"):
+            run(state=tmp_path / "state", exact_folder=True)
     assert (tmp_path / "state" / "chunk-00002.json").is_file()
     (tmp_path / "file").write_text("")
     model = network().train()
@@ -233,69 +230,6 @@ def test_neither_mode_nor_generators_change_the_outcome():
         outcomes.append(run(model=network().train(training), max_examples=1000)[0])
     assert outcomes[0].predictions.tolist() == outcomes[1].predictions.tolist()
     assert all(torch.equal(image, outcomes[1].examples[row]) for row, image in outcomes[0].examples.items())
-
-
-@pytest.fixture
-def compiler(monkeypatch):
-    """Let torch.compile return the network; yields its calls."""
-    calls = []
-    monkeypatch.setattr(torch, "compile", lambda model, **options: calls.append(options) or model)
-    monkeypatch.setattr(f"{MODULE}.can_compile", lambda device: True)
-    return calls
-
-
-def test_a_compiled_run_says_so_and_has_a_state_of_its_own(compiler, tmp_path):
-    plain, compiled = run(state=tmp_path), run(state=tmp_path, compile="yes")
-    assert len(compiler) == 1 and compiled[1]["compiled"] and not plain[1]["compiled"]
-    assert compiled[2].messages[0].startswith("compiled in") and len(list(tmp_path.iterdir())) == 2
-    assert len(compiled[2].attacks) == 12 and compiled[2].attacks[0][4] > 0
-    folder = next(f for f in tmp_path.iterdir() if json.loads((f / "key.json").read_text())["compiled"])
-    with pytest.raises(UsageError, match="compiled is True"):
-        run(state=folder, exact_folder=True)
-
-
-def test_auto_resumes_as_the_run_was_started(compiler, tmp_path):
-    for exact_folder in (False, True):
-        for started in ("yes", "no"):
-            settings = {"state": tmp_path / f"{exact_folder}-{started}", "exact_folder": exact_folder}
-            first, again = run(**settings, compile=started), run(**settings, compile="auto")
-            assert again[1]["compiled"] == (started == "yes") and again[2].attacks == []
-            assert again[0].predictions.tolist() == first[0].predictions.tolist()
-
-
-def test_a_compiled_run_is_not_resumed_without_a_compiler(compiler, tmp_path, monkeypatch):
-    run(state=tmp_path, exact_folder=True, compile="yes", shard=(0, 2))
-    monkeypatch.setattr(f"{MODULE}.can_compile", lambda device: False)
-    with pytest.raises(UsageError, match="was started with a compiled network, and here it is not compiled"):
-        run(state=tmp_path, exact_folder=True, compile="auto")
-
-
-def test_auto_compiles_if_that_saves_time(compiler, monkeypatch):
-    for seconds, expected in ((0.0, True), (1e9, False)):
-        compiler.clear()
-        monkeypatch.setattr(f"{MODULE}.MIN_COMPILE_SECONDS", seconds)
-        assert run(compile="auto")[1]["compiled"] is expected and bool(compiler) is expected
-
-
-def test_a_network_that_cannot_be_compiled_is_used_as_it_is(compiler, monkeypatch):
-    monkeypatch.setattr(f"{MODULE}.MIN_COMPILE_SECONDS", 0.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", lambda model, **options: lambda x: 1 / 0)
-        _, info, callback = run(compile="yes")
-        assert not info["compiled"] and "ZeroDivisionError" in callback.messages[0]
-    monkeypatch.setattr(f"{MODULE}.can_compile", lambda device: False)
-    for compile_setting in ("auto", "yes"):
-        _, info, callback = run(compile=compile_setting)
-        assert not info["compiled"] and callback.messages == ["not compiled: there is no C++ compiler"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's own
-def test_a_network_that_is_really_compiled_is_as_robust_as_the_plain_one(tmp_path):
-    plain, compiled = run()[0], run(compile="yes", state=tmp_path)
-    assert compiled[1]["compiled"] and (compiled[0].predictions != plain.predictions).sum() <= 1
-    again = run(compile="auto", state=tmp_path)[0]
-    assert again.predictions.tolist() == compiled[0].predictions.tolist()
 
 
 class Constant(nn.Module):

@@ -26,7 +26,6 @@ def test_refusals():
         ({"shard": (2, 2)}, "0 <= k < n, got 2 of 2"),
         ({"tail_rounding": "up"}, "tail_rounding is one of round, floor, ceil, got 'up'"),
         ({"save_examples": "jpg"}, "save_examples is one of png, npz"),
-        ({"compile": "maybe"}, "compile is one of auto, yes, no"),
         ({"weights_normalize": "none"}, "weights_normalize is one of batch, all, mean_one"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -101,7 +101,7 @@ class Messages(Callback):
 
 def evaluated(network):
     callback = Messages()
-    settings = {"chunk_size": 10, "autoattack_chunk_size": 9, "compile": "no", "curve_images": 12}
+    settings = {"chunk_size": 10, "autoattack_chunk_size": 9, "curve_images": 12}
     return evaluate(network, images(), BALL, ATTACKS, callbacks=[callback], **settings), callback.messages
 
 
@@ -123,7 +123,7 @@ def test_little_memory_changes_no_result():
 
 def test_an_image_that_does_not_fit_alone_ends_with_a_message(monkeypatch):
     monkeypatch.setattr(gc, "collect", lambda: None)  # takes long
-    quick = {"compile": "no", "trust": False}
+    quick = {"trust": False}
     for call in (
         lambda: evaluate(LimitedNetwork(0), images(), BALL, {}),
         lambda: evaluate(LimitedNetwork(0), images(), BALL, ATTACKS),

@@ -77,11 +77,11 @@ class Recorder(Callback):
 def everything(folder):
     """Return what one process finds, what its callback is told, and what it refuses, as JSON."""
     callback, model, data = Recorder(), network(), images()
-    few = {"trust_images": 8, "curve_images": 5, "compile": "no", "autoattack_chunk_size": 3}
+    few = {"trust_images": 8, "curve_images": 5, "autoattack_chunk_size": 3}
     saved = {"save_examples": "npz", "max_examples": 3, "output": folder / "whole", "chunk_size": CHUNK_SIZE, **few}
     attacks = {**ATTACKS, "some": ENSEMBLE}
     result = evaluate(model, data, BALL, attacks, validation=images(7), callbacks=[callback], **saved)
-    again = evaluate(model, data, BALL, {"some": ENSEMBLE}, autoattack_chunk_size=3, compile="no", trust=False)
+    again = evaluate(model, data, BALL, {"some": ENSEMBLE}, autoattack_chunk_size=3, trust=False)
     assert [m.training for m in model.modules()] == [True] * 6
     with join_processes() as communicator:
         share = {"communicator": communicator}
@@ -97,7 +97,7 @@ def everything(folder):
         "infinite": np.isinf(one_class.margins["pgd"]).tolist(),
         "calls": [callback.images, callback.attacks],
         "refused": [
-            message_of(lambda: evaluate(model, data, BALL, [ENSEMBLE], shard=(0, 2), compile="no"), UsageError),
+            message_of(lambda: evaluate(model, data, BALL, [ENSEMBLE], shard=(0, 2)), UsageError),
             not_finite,
         ],
     }
@@ -136,9 +136,7 @@ def under_torchrun(folder, processes, rank):
     """Run `doubly evaluate` with the environment variables that torchrun sets."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
     words = f"--model {Path(__file__).stem}:network --data {folder / 'images.npz'} --output {folder / 'command'}"
-    words += (
-        " --quick --autoattack-chunk-size 3 --autoattack-images 6 --compile no --chunk-size 4 --device cpu --no-trust"
-    )
+    words += " --quick --autoattack-chunk-size 3 --autoattack-images 6 --chunk-size 4 --device cpu --no-trust"
     np.savez(folder / f"{rank}.npz", x_test=images().x, y_test=images().y, x_train=images().x, y_train=images().y)
     (folder / f"{rank}.npz").replace(folder / "images.npz")
     with (folder / f"log-{rank}").open("w") as log, redirect_stdout(log), redirect_stderr(log):

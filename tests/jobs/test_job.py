@@ -88,7 +88,7 @@ def test_another_run_in_the_directory_is_not_taken_for_this_one(finished, small_
 
 
 def test_a_stopped_evaluation_continues_with_the_chunks_that_are_left(finished, tmp_path, monkeypatch):
-    config = EvalConfig(trust=False, images=20, autoattack_images=4, autoattack_chunk_size=2, compile="no")
+    config = EvalConfig(trust=False, images=20, autoattack_images=4, autoattack_chunk_size=2)
     job = replace(copied(finished, tmp_path / "run"), evaluate=config, attacks=("pgd", "margin", "autoattack"))
     chunks, stopping = [], True
 

@@ -40,16 +40,36 @@ def test_a_layer_normalizes_by_the_batch_of_all_processes_and_tracks_its_statist
     ]:
         native.double()
         ours, theirs = halves(shape)
-        layer = GlobalBatchNorm(copy.deepcopy(native), FirstOfTwo(theirs))
+        slow, layer = (GlobalBatchNorm(copy.deepcopy(native), FirstOfTwo(theirs), twice) for twice in (True, False))
         for _ in range(2):
             expected = native(torch.cat([ours, theirs]))
             assert torch.allclose(layer(ours), expected[:4], atol=1e-12)
+            assert torch.allclose(slow(ours), expected[:4], atol=1e-12)
         assert layer.state_dict().keys() == native.state_dict().keys()
         for name, value in native.state_dict().items():
             assert torch.allclose(layer.state_dict()[name], value, atol=1e-12), name
+            assert torch.allclose(slow.state_dict()[name], value, atol=1e-12), name
         assert torch.allclose(layer.eval()(ours), native.eval()(ours), atol=1e-12)
         with pytest.raises(ValueError, match="expected"):
             layer.train()(torch.zeros(4))
+
+
+def test_gradients_of_the_fast_layer_are_those_of_the_native_one():
+    for native, shape in [
+        (nn.BatchNorm1d(3), ()),
+        (nn.BatchNorm2d(3), (2, 2)),
+        (nn.BatchNorm2d(3, affine=False), (3, 3)),
+    ]:
+        native.double()
+        if native.affine:
+            nn.init.uniform_(native.weight, 0.5, 2)
+        x = torch.cat(halves(shape))
+        layer, gradients = GlobalBatchNorm(copy.deepcopy(native), SINGLE_PROCESS, twice_differentiable=False), []
+        for module in (native, layer):
+            point = x.clone().requires_grad_()
+            module(point).pow(3).sum().backward()
+            gradients.append([point.grad, *(p.grad for p in module.parameters())])
+        assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(*gradients, strict=True))
 
 
 def test_half_precision_is_normalized_in_float32():

@@ -14,12 +14,14 @@ from doubly.attacks.mode import (
 )
 from doubly.attacks.n_fgsm import NFGSM
 from doubly.attacks.pgd import PGD, MarginPGD
+from doubly.attacks.stopping_pgd import StoppingPGD
 from doubly.attacks.strong import Strong
 
 ATTACKS: dict[str, type[Attack]] = {
     "pgd": PGD,
     "margin": MarginPGD,
     "strong": Strong,
+    "stopping_pgd": StoppingPGD,
     "fgsm": FGSM,
     "n_fgsm": NFGSM,
 }
@@ -31,6 +33,7 @@ __all__ = [
     "PGD",
     "Attack",
     "MarginPGD",
+    "StoppingPGD",
     "Strong",
     "attack_context",
     "clean_logits",

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from doubly.attacks.folding import FoldedForward
 from doubly.attacks.half import scaled_gradients
 from doubly.seeding import forked
 
@@ -75,10 +76,19 @@ def _autocasts_to_fp16(device_type: str) -> bool:
 
 
 @contextmanager
-def attack_context(model: nn.Module, mode: Mode) -> Iterator[None]:
+def attack_context(model: nn.Module, mode: Mode, x: Tensor | None = None) -> Iterator[Forward]:
     """Freeze parameters and running statistics inside, in evaluation mode or ("train") in the mode it is in.
 
     In "train", dropout draws from a copy of the global generators, so the caller's are left alone.
+
+    Args:
+        model: The network; it is left as it was found.
+        mode: Its mode inside.
+        x: Images that will be attacked; an attack that gives them gets a faster form of the network in evaluation mode
+            (`attacks/folding.py`).
+
+    Yields:
+        What the attack should call: the network, or its faster form.
     """
     with ExitStack() as stack:
         stack.enter_context(frozen_parameters(model))
@@ -89,7 +99,7 @@ def attack_context(model: nn.Module, mode: Mode) -> Iterator[None]:
         else:
             stack.enter_context(frozen_statistics(model))
             stack.enter_context(forked())
-        yield
+        yield model if x is None or mode == "train" else FoldedForward(model, x)
 
 
 def clean_logits(model: nn.Module, x: Tensor) -> Tensor:

@@ -59,9 +59,9 @@ class NFGSM(Attack):
         start = self.noise * self.threat.radius * (2 * BatchGenerator.of(generator).uniform(x) - 1)
 
         def inner(delta: Tensor) -> Tensor:
-            logits = model(x + delta)
+            logits = forward(x + delta)
             check_scores(logits, y)
             return -self.loss(logits, y)
 
-        with attack_context(model, self.attack_mode):
+        with attack_context(model, self.attack_mode, x) as forward:
             return projected_descent(inner, start, image_range, SignStep(self.reach * self.threat.radius), 1)

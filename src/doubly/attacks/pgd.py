@@ -153,12 +153,12 @@ class PGD(Attack):
         """
         check_call(model, x, y)
         draws = BatchGenerator.of(generator)
-        with attack_context(model, self.attack_mode):
-            delta = self._attempt(model, x, y, draws, value, active)
+        with attack_context(model, self.attack_mode, x) as forward:
+            delta = self._attempt(forward, x, y, draws, value, active)
             for _ in range(self.restarts - 1):
-                other = self._attempt(model, x, y, draws, value, active)
+                other = self._attempt(forward, x, y, draws, value, active)
                 with torch.no_grad():
-                    better = value(model(x + other)) > value(model(x + delta))
+                    better = value(forward(x + other)) > value(forward(x + delta))
                 delta = torch.where(per_row(better, x), other, delta)
         return delta
 
@@ -182,8 +182,8 @@ class PGD(Attack):
         """
         self.check_divergence()
         check_call(model, x, y)
-        with attack_context(model, self.attack_mode), torch.no_grad():
-            clean = model(x)
+        with attack_context(model, self.attack_mode, x) as forward, torch.no_grad():
+            clean = forward(x)
         return self.maximize(model, x, y, generator, lambda logits: kl_divergence(clean, logits))
 
     def check_divergence(self) -> None:
@@ -205,7 +205,7 @@ class PGD(Attack):
 
     def _attempt(
         self,
-        model: nn.Module,
+        network: Forward,
         x: Tensor,
         y: Tensor,
         generator: BatchGenerator,
@@ -213,11 +213,11 @@ class PGD(Attack):
         active: Callable[[], Tensor] | None,
     ) -> Tensor:
         scale = self.sample_factors(x, y)
-        start, checked = self._start(x, scale, generator), False
+        start, checked = self.start_points(x, scale, generator), False
 
         def forward(point: Tensor) -> Tensor:
             nonlocal checked
-            logits: Tensor = model(point)
+            logits = network(point)
             if not checked:  # once per attack: reading the labels waits for the device
                 check_scores(logits, y)
                 checked = True
@@ -234,7 +234,7 @@ class PGD(Attack):
             return _times(delta, scale)
         except ArithmeticError:
             with torch.no_grad():
-                check_finite(model(x + _times(start, scale)), "the model's logits")
+                check_finite(network(x + _times(start, scale)), "the model's logits")
             raise NonFiniteError("the attack's gradient: NaN or infinite, so nothing was attacked") from None
 
     def sample_factors(self, x: Tensor, y: Tensor) -> Tensor | None:
@@ -252,7 +252,8 @@ class PGD(Attack):
         """Return the set in which delta / scale has to lie."""
         return self.threat.around(x) if scale is None else self.threat.between(-x / scale, (1 - x) / scale)
 
-    def _start(self, x: Tensor, scale: Tensor | None, generator: BatchGenerator) -> Tensor:
+    def start_points(self, x: Tensor, scale: Tensor | None, generator: BatchGenerator) -> Tensor:
+        """Return delta / scale where an attempt starts; arguments as in `sample_factors`."""
         if self.start == "zero":
             return torch.zeros_like(x)
         constraint, uniform = self._constraint(x, scale), generator.uniform(x)

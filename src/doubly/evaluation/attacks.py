@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from doubly.attacks import ATTACKS, PGD, Attack
+from doubly.attacks import ATTACKS, PGD, Attack, StoppingPGD
 from doubly.attacks.autoattack import ENSEMBLES, AutoAttack
 from doubly.config.serialize import suggestion, to_json
 from doubly.errors import UsageError
@@ -93,6 +93,18 @@ def select_attacks(attacks: Attacks, reference: PGD, seed: int = 0) -> SelectedA
         _check_name(name, plain)
         plain[name] = attack
     return SelectedAttacks(plain, ensemble)
+
+
+def stopping_attacks(selected: SelectedAttacks) -> SelectedAttacks:
+    """Return the attacks with every PGD stopping at samples that are misclassified, where only accuracy is asked for.
+
+    Raises:
+        UsageError: If a PGD has settings with which it cannot stop.
+    """
+    attacks = {
+        name: StoppingPGD.of(attack) if isinstance(attack, PGD) else attack for name, attack in selected.attacks.items()
+    }
+    return selected._replace(attacks=attacks)
 
 
 def describe_attacks(attacks: Mapping[str, Attack]) -> dict[str, Any]:

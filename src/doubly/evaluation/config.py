@@ -8,11 +8,9 @@ from doubly.errors import UsageError
 from doubly.evaluation.metrics import Rounding
 from doubly.evaluation.weights import Normalization
 
-Compile = Literal["auto", "yes", "no"]
 Format = Literal["png", "npz"]  # of attacked images
 
 _CHOICES: dict[str, Any] = {
-    "compile": Compile,
     "tail_rounding": Rounding,
     "weights_normalize": Normalization,
     "save_examples": Format,
@@ -50,8 +48,6 @@ class EvalConfig:
     """number of these images to run AutoAttack on; none: all"""
     autoattack_chunk_size: int = 250
     """images that AutoAttack attacks at a time; its random numbers depend on it"""
-    compile: Compile = "auto"
-    """whether to compile the network for AutoAttack; auto: if that saves more time than it takes"""
     state: Path | None = None
     """folder for the state of AutoAttack, from which it resumes; none: a folder inside the output"""
     shard: tuple[int, int] = (0, 1)
@@ -70,6 +66,9 @@ class EvalConfig:
     """batch: weights add up to 1 in batches of 128, as in the paper; all: over all samples; mean_one: mean 1"""
     curve_images: int | None = None
     """number of images for the accuracy under PGD at eight radii from 0 to 4 epsilon; none: no such curve"""
+    accuracy_only: bool = False
+    """attack an image only until it is misclassified, in half of the time or less: for accuracies, not for losses and
+    weights under attack; accuracy under PGD is then at most that after its last step"""
     save_examples: Format | None = None
     """write attacked images into the output: png in whole gray levels, npz exactly"""
     max_examples: int = 100

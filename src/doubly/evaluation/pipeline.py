@@ -14,7 +14,7 @@ from doubly.data.holdout import stratified_subset
 from doubly.distributed import Communicator, on_rank_zero, run_together
 from doubly.errors import UsageError
 from doubly.evaluation import trust
-from doubly.evaluation.attacks import describe_attacks, reference_pgd
+from doubly.evaluation.attacks import describe_attacks, reference_pgd, stopping_attacks
 from doubly.evaluation.autoattack.step import check_autoattack, run_autoattack, with_earlier_autoattack
 from doubly.evaluation.examples import AttackedImages, check_format, save_examples
 from doubly.evaluation.gallery import Gallery
@@ -44,6 +44,8 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
         NonFiniteError: If the network returns NaN or infinity.
     """
     resources = Resources(communicator, callback, MicrobatchLimit(callback.on_message))
+    if task.config.accuracy_only:
+        task = replace(task, attacks=stopping_attacks(task.attacks))
     if communicator.world_size > 1:
         _require_equal_tasks(task, communicator)
     for weakness in task.weaknesses:

@@ -50,9 +50,9 @@ class FastBAT(Method):
     def perturb(self, model: nn.Module, batch: Batch, state: State, step: TrainStep) -> Perturbation:
         x, y, attack = batch.x, batch.y, self.attack
         z = attack(model, x, y, step.generator("attack"))
-        with attack_context(model, attack.attack_mode):
+        with attack_context(model, attack.attack_mode, x) as forward:
             box = attack.box(x, y)
-            delta = projected_descent(lambda d: -attack.loss(model(x + d), y), z, box, attack.rule, 1)
+            delta = projected_descent(lambda d: -attack.loss(forward(x + d), y), z, box, attack.rule, 1)
         return Perturbation(delta, {"z": z})
 
     def objective(

@@ -64,7 +64,8 @@ def begin_run(
     if rundir is not None and (message := restore_last_checkpoint(state, rundir)):
         callback.on_message(message)
     if run.batch_norm == "global":
-        stack.enter_context(global_batch_norm(state.model, communicator))
+        twice = run.method.needs_second_derivatives
+        stack.enter_context(global_batch_norm(state.model, communicator, twice_differentiable=twice))
     reset_peak_memory(state.device)
     check_method(state)
     callback.on_message(describe_data(state.data))
@@ -268,8 +269,8 @@ def is_channels_last_faster(model: nn.Module, images: Images, batch_size: int, r
     def gradient(channels_last: bool) -> None:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         point = x.contiguous(memory_format=layout).requires_grad_()
-        with attack_context(model, "eval"):
-            torch.autograd.grad(model(point).sum(), point)[0].sum().item()
+        with attack_context(model, "eval", point.detach()) as forward:
+            torch.autograd.grad(forward(point).sum(), point)[0].sum().item()
 
     for channels_last in (False, True) * repeats:
         set_memory_format(model, channels_last)

@@ -31,7 +31,7 @@ class Network(NamedTuple):
 
     Attributes:
         model: The network itself, which predicts clean and attacked images.
-        forward: How the attacks call it, perhaps compiled.
+        forward: How the attacks call it; its logits may differ by rounding.
         classes: Number of classes.
         limit: How many images fit into memory at a time; `model` and `forward` obey it.
     """

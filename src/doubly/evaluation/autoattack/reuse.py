@@ -42,12 +42,7 @@ def find_earlier_autoattack(folder: Path, threat: Threat, images: int, config: E
             return None
         return EarlierAutoAttack(
             attack,
-            replace(
-                config,
-                autoattack_images=count,
-                autoattack_chunk_size=int(info["chunk"]),
-                compile="yes" if info["compiled"] else "no",
-            ),
+            replace(config, autoattack_images=count, autoattack_chunk_size=int(info["chunk"])),
         )
     except (UsageError, LookupError, TypeError, ValueError):  # nothing there, or nothing that can be read
         return None
