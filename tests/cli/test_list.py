@@ -1,8 +1,11 @@
 """doubly list."""
 
+import json
 import re
 
 from doubly.attacks import ATTACKS
+from doubly.cli.catalog import catalog
+from doubly.cli.list import CATALOG
 from doubly.config.serialize import KINDS
 from doubly.data import DATASETS
 from doubly.methods import METHODS
@@ -21,6 +24,10 @@ def test_each_table_is_listed_with_a_line_about_each_entry(cli):
         "digits.done_pgd",
         "DONE-PGD, SmallCNN, 60 epochs, batch size 128\n",
     ]
+
+
+def test_the_catalog_is_that_of_the_registries():
+    assert json.loads(CATALOG.read_text(encoding="utf-8")) == catalog(), "run python -m doubly.cli.catalog"
 
 
 def test_recipes_are_a_table_of_datasets_and_methods(cli):

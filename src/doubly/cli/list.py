@@ -1,17 +1,15 @@
 """doubly list."""
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Iterable
+from pathlib import Path
 
 from rich.console import Console
 
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
-from doubly.text import method_label
 
-if TYPE_CHECKING:
-    from doubly.config import Run
-
+CATALOG = Path(__file__).with_name("catalog.json")  # written by catalog.py, so that no list imports torch
 HELP = """\
 usage: doubly list methods|attacks|models|datasets|recipes|kinds [PREFIX]
        doubly list recipes --names
@@ -44,9 +42,8 @@ def list_entries(arguments: list[str], out: Console, err: Console) -> int:
         out.out(_recipe_table(_entries("recipes")), highlight=False)
         return 0
     prefix = arguments[1] if len(arguments) == 2 and arguments != ["recipes", "--names"] else ""
-    for name, entry in _entries(arguments[0]).items():
+    for name, text in _entries(arguments[0]).items():
         if name.startswith(prefix):
-            text = _describe(entry()) if arguments[0] == "recipes" else (entry.__doc__ or "").strip().splitlines()[0]
             print_line(out, f"{name:40} {text}")
     return 0
 
@@ -69,29 +66,11 @@ def _recipe_table(names: Iterable[str]) -> str:
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], "", RECIPE_NAMES])
 
 
-def _describe(run: "Run") -> str:
-    """Return what tells recipes of a dataset apart."""
-    label = run.label or method_label(run.name)
-    return f"{label}, {run.model.label}, {run.epochs} epochs, batch size {run.batch_size}"
-
-
-def _entries(table: str) -> Mapping[str, Any]:
-    from doubly.attacks import ATTACKS
-    from doubly.attacks.autoattack import AutoAttack
-    from doubly.config.serialize import KINDS, suggestion
-    from doubly.data import DATASETS
-    from doubly.methods import METHODS
-    from doubly.models import MODELS
-    from doubly.recipes import RECIPES
-
-    tables: dict[str, Mapping[str, Any]] = {
-        "methods": METHODS,
-        "attacks": {**ATTACKS, "autoattack": AutoAttack},
-        "models": MODELS,
-        "datasets": DATASETS,
-        "recipes": RECIPES,
-        "kinds": KINDS,
-    }
+def _entries(table: str) -> dict[str, str]:
+    """Return names and lines of one of the tables."""
+    tables: dict[str, dict[str, str]] = json.loads(CATALOG.read_text(encoding="utf-8"))
     if table not in tables:
+        from doubly.config.serialize import suggestion
+
         raise UsageError(f"there is no list of '{table}'{suggestion(table, TABLES)}")
     return tables[table]

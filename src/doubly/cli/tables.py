@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from doubly.metric_names import attack_metric
-from doubly.report.protocol import describe_attack
 from doubly.text import (
     TRUST_QUESTION,
     dead_classes_sentence,
@@ -63,6 +62,8 @@ def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) ->
 
     keys, intervals = {attack: key_of(result, attack) for attack in result.predictions}, summary["intervals"]
     columns = [attack_label(attack, result) + _count(attack, result) for attack in keys]
+    from doubly.report.protocol import describe_attack  # with matplotlib, which takes half a second
+
     attack, images = describe_attack(result.protocol) or "no attack", _skipped(result.protocol)
     table = _table(f"{title}: {attack}, n = {result.n}{images}, % with 95 % intervals", "", "n", *columns)
     for name, row in summary["per_class"].items():

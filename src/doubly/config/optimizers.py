@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -11,8 +11,19 @@ from torch import nn
 from doubly.errors import UsageError
 from doubly.schedules import Cyclic, Schedule
 
+T = TypeVar("T", bound=torch.optim.Optimizer)
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 FACTORY_EXAMPLE = "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+
+
+def light(kind: type[T]) -> type[T]:
+    """Return an optimizer class that does the same without importing torch's compiler, which takes over a second.
+
+    torch wraps these functions so that the compiler leaves them alone; we call what is inside the wrappers.
+    """
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step")
+    inside = {name: getattr(getattr(kind, name), "__wrapped__", getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {**inside, "step": torch.no_grad()(inside["step"])})
 
 
 class OptimizerConfig:
@@ -81,7 +92,7 @@ class SGD(OptimizerConfig):
             raise UsageError(f"momentum must lie in [0, 1), got {self.momentum}")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
+        return light(torch.optim.SGD)(
             list(parameters), lr=self.lr.at(0.0), momentum=self.momentum, weight_decay=self.weight_decay
         )
 
@@ -109,7 +120,8 @@ class Adam(OptimizerConfig):
             raise UsageError(f"betas must be two numbers in [0, 1), got {self.betas}")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)
+        optimizer = light(torch.optim.Adam)
+        return optimizer(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,8 @@ class AdamW(Adam):
     """decay of the parameters in each step, times the learning rate"""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)
+        optimizer = light(torch.optim.AdamW)
+        return optimizer(list(parameters), lr=self.lr.at(0.0), betas=self.betas, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)
