@@ -163,7 +163,9 @@ def test_check(call, tmp_path):
     ]:
         assert line in out, (line, out)
     (page,) = tmp_path.glob("checks/w-*/report/report.html")
-    assert "cat" in page.read_text("utf-8") and f">doubly repair {network} --data photos --set" in page.read_text("utf-8")
+    assert "cat" in page.read_text("utf-8") and f">doubly repair {network} --data photos --set" in page.read_text(
+        "utf-8"
+    )
     assert (page.parent.parent / "gallery.npz").is_file()
     evaluation = json.loads((page.parent.parent / "evaluation.json").read_text("utf-8"))
     assert evaluation["n"] == 12 and evaluation["protocol"]["data"] == "photos"

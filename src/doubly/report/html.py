@@ -18,9 +18,9 @@ from doubly.report.figures import INK
 from doubly.report.frontier import MAX_LOSS, as_trained, compare_frontiers, frontiers_of
 from doubly.report.next_steps import Step, next_steps
 from doubly.report.pictures import Picture, example_run
-from doubly.report.protocol import describe, flatten
+from doubly.report.protocol import attack_name, describe, flatten
 from doubly.report.run_result import RunResult
-from doubly.report.summary import Headline, headline, summary_sentence
+from doubly.report.summary import Headline, average_key, headline, summary_sentence
 from doubly.report.tables import COSTS, Cell, Column, Table, mean_cell, other_attack_metrics
 from doubly.report.terms import TERMS
 from doubly.text import escape_html, format_radius, format_value
@@ -81,17 +81,25 @@ class Section:
     @property
     def explanations(self) -> dict[str, str]:
         """The explanation of each column of the table."""
-        columns = [column.name for column in self.table.columns]
+        columns = [column.name for column in (self.table if self.costs else self.table.without_costs).columns]
         metrics = [*METRICS.values(), *other_attack_metrics(self.comparison)]
         explanations = {metric.label: metric.explanation for metric in metrics} | COSTS
         return {name: explanations[name] for name in columns if name in explanations}
 
     @property
+    def costs(self) -> Table | None:
+        """What training took; None where no run says, as for networks that were trained elsewhere."""
+        costs = self.table.costs
+        return costs if any(cell.text != "-" for row in costs.rows for cell in row[1:]) else None
+
+    @property
     def classes(self) -> Table:
-        """Robust accuracy of each class under each method, weakest on average first."""
-        methods = self.comparison.methods
+        """Robust accuracy of each class under the attack of the headline, weakest on average first."""
+        methods, key = self.comparison.methods, average_key(self.comparison)
+        if any(key not in entry for run in self.comparison.runs for entry in run.evaluation["per_class"].values()):
+            key = "ra_pgd"  # older files have no other attack here
         names = self.comparison.classes
-        cells = {label: [_class_cell(runs, name) for name in names] for label, runs in methods.items()}
+        cells = {label: [_class_cell(runs, name, key) for name in names] for label, runs in methods.items()}
         columns = [Column("class", None), Column("n", None), *(Column(label) for label in methods)]
         images = [self.comparison.runs[0].evaluation["per_class"][name]["n"] for name in names]
         rows = [
@@ -99,7 +107,8 @@ class Section:
             for index, (name, count) in enumerate(zip(names, images, strict=True))
         ]
         rows.sort(key=lambda row: sum(cell.mean or 0.0 for cell in row[2:]))
-        return Table("Robust accuracy of each class", tuple(columns), tuple(rows))
+        attack = attack_name(self.comparison.protocol) if key == "ra_pgd" else "the strong attack"
+        return Table(f"Robust accuracy of each class under {attack}", tuple(columns), tuple(rows))
 
     @property
     def frontiers(self) -> Table | None:
@@ -211,8 +220,8 @@ def _defined(rows: Sequence[Mapping[str, Any]], key: str, factor: float) -> list
     return [factor * row[key] for row in rows if row[key] is not None]
 
 
-def _class_cell(runs: Sequence[RunResult], name: str) -> Cell:
-    values = [run.evaluation["per_class"][name]["ra_pgd"] for run in runs]
+def _class_cell(runs: Sequence[RunResult], name: str, key: str) -> Cell:
+    values = [run.evaluation["per_class"][name][key] for run in runs]
     return mean_cell([100 * value for value in values if value is not None], 1)
 
 

@@ -32,16 +32,21 @@ def headline(comparison: Comparison) -> Headline:
 
     A gain in the tail that costs much of the average is not hidden: both have their difference to adversarial training.
     """
-    best, tail_key = _best(comparison)[0], _tail_key(comparison)
+    best = _best(comparison)[0]
     baseline = BASELINE if BASELINE in comparison.methods and best != BASELINE else ""
     texts = []
-    for key in (tail_key, AVERAGES[tail_key]):
+    for key in (_tail_key(comparison), average_key(comparison)):
         value = _over_seeds(comparison, best, key)[0]
         change = f" ({_signed(value - _over_seeds(comparison, baseline, key)[0])})" if baseline else ""
         texts.append(f"{value:.1f}{change}")
     tail, average = texts
     against = f" against {baseline}" if baseline else ""
     return Headline(best, tail, average, against, _measured(comparison, best))
+
+
+def average_key(comparison: Comparison) -> str:
+    """Return the field of the average under the attack of the headline: the strong attack where all runs have it."""
+    return AVERAGES[_tail_key(comparison)]
 
 
 def summary_sentence(comparison: Comparison) -> str:
