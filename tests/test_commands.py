@@ -52,6 +52,7 @@ CHEAP = {
     "search": "--trials 1 --splits 1 --jobs 1 --space space.json",
 }
 READ_RUNS = {
+    "check",
     "evaluate",
     "repair",
     "frontier",
