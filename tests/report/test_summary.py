@@ -84,6 +84,7 @@ def test_the_headline_says_tail_and_average_with_differences_to_the_baseline(mak
         runs = [change(make_run(f"digits.{name}", epochs=0), **values) for name, values in fields.items()]
         found = headline(compare(collect(runs))[0])
         assert str(found) == expected and measured in found.measured, found
+    assert "on the weakest of three classes is" in sentence_of([make_run("pets.at", classes=3, epochs=0)])
 
 
 def test_what_to_do_next(make_run):
@@ -93,6 +94,8 @@ def test_what_to_do_next(make_run):
     commands = [step.command for step in next_steps(compare(collect([at]))[0])]
     retrain = "doubly train digits.cfol --epsilon 0.15"
     assert commands == [f"doubly repair {at}", retrain, f"doubly evaluate {at} --autoattack"]
+    titles = [step.title for step in next_steps(compare(collect([at]))[0])]
+    assert titles[0] == "Without training" and titles[1].startswith("Retrain with cfol")
     folder = {"source": {"kind": "dataset.folder", "path": "pets"}, "holdout": 0.0, "root": "my photos"}
     for run, expected in [
         (change(make_run("pets.at", data=folder), **weak), "doubly train --data 'my photos/pets' --method cfol"),

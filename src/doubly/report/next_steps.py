@@ -23,6 +23,12 @@ class Step:
     text: str
     command: str
 
+    @property
+    def title(self) -> str:
+        """The text as an entry of a list."""
+        text = self.text.removeprefix("next, ").removeprefix("or ")
+        return text[:1].upper() + text[1:]
+
     def __str__(self) -> str:
         return f"{self.text}: {self.command}"
 

@@ -136,7 +136,7 @@ def _weakest(comparison: Comparison) -> str:
 
 def _tail_classes(comparison: Comparison) -> str:
     count = len(comparison.runs[0].evaluation["ra_tail_30_classes"])
-    return f"weakest {_word(count)} of {_word(len(comparison.classes))} classes"
+    return f"weakest {f'{_word(count)} ' * (count > 1)}of {_word(len(comparison.classes))} classes"
 
 
 def _word(count: int) -> str:
