@@ -51,6 +51,7 @@ CHEAP = {
     "search": "--trials 1 --splits 1 --jobs 1 --space space.json",
 }
 READ_RUNS = {
+    "check",
     "evaluate",
     "repair",
     "frontier",

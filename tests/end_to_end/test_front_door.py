@@ -220,7 +220,10 @@ def test_check(call, tmp_path):
     ]:
         assert line in out, (line, out)
     (page,) = tmp_path.glob("checks/w-*/report/report.html")
-    assert "cat" in page.read_text("utf-8") and (page.parent.parent / "gallery.npz").is_file()
+    assert "cat" in page.read_text("utf-8") and f">doubly repair {network} --data photos --set" in page.read_text(
+        "utf-8"
+    )
+    assert (page.parent.parent / "gallery.npz").is_file()
     evaluation = json.loads((page.parent.parent / "evaluation.json").read_text("utf-8"))
     assert evaluation["n"] == 12 and evaluation["protocol"]["data"] == "photos"
     for words, message in [
@@ -257,3 +260,29 @@ def test_hugging_face_folders(call, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path, loaded=loaded: loaded))
         assert message in call("data inspect saved").err
     assert with_changes(recipe("digits.at"), {"data.source": {"kind": "dataset.huggingface", "path": "saved"}})
+
+
+def test_hugging_face_folders_of_the_real_package(call, tmp_path):
+    """The promises of the stand-in above, where the extra huggingface is installed."""
+    datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
+    columns = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+    pictures = [Image.fromarray(np.full((4, 4, 3), 10 * k, np.uint8)) for k in range(10)]
+    rows = datasets.Dataset.from_dict(
+        {"image": pictures, "label": [k % 2 for k in range(10)]}, features=datasets.Features(columns)
+    )
+    for name, saved, train in [
+        ("one", rows, 8),
+        ("two", datasets.DatasetDict({"train": rows, "validation": rows}), 10),
+    ]:
+        saved.save_to_disk(tmp_path / name)
+        code, out, _ = call(f"data inspect {name}")
+        assert code == 0 and "3x4x4 bytes" in out and f"{train}" in out
+    datasets.DatasetDict({"train": rows}).save_to_disk(tmp_path / "no_test")
+    rows.remove_columns("label").save_to_disk(tmp_path / "no_labels")
+    for name, message in [("no_test", "has the splits train: it needs"), ("no_labels", "one of class labels, got")]:
+        assert message in call(f"data inspect {name}").err
+    tiny = "--epsilon 0.1 --epochs 1 --data.holdout 0 --device cpu --set model=model.small_cnn --output runs/hf"
+    code, _, err = call(f"train --data two --method at {tiny}")
+    assert code == 0, err
+    code, out, err = call("evaluate runs/hf --no-trust --images 10")
+    assert code == 0 and "RA-Tail-30" in out, err

@@ -13,14 +13,21 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 ACT = """
 <script>
-const result = {errors: window.errors, sideways: document.documentElement.scrollWidth - innerWidth};
-const table = document.querySelector("section table"), column = name =>
+const result = {errors: window.errors, sideways: document.documentElement.scrollWidth - innerWidth, width: innerWidth};
+const scrolling = name => [...document.querySelectorAll(name)].filter(box => box.scrollWidth > box.clientWidth).length;
+for (const box of document.querySelectorAll("details")) box.open = true;
+result.tables = scrolling(".scroll"); result.figures = scrolling(".zoom, .pairs");
+let table = document.querySelector("section table");
+const column = name =>
   [...table.tHead.rows].at(-1).querySelectorAll("th button").values().find(b => b.textContent === name);
+document.querySelector("abbr").dispatchEvent(new FocusEvent("focusin", {bubbles: true}));  // keyboard, touch
+ result.tip = document.querySelector("#tip:not([hidden])").textContent;
 const shown = place => [...table.tBodies[0].rows].map(row => row.cells[place].textContent);
 result.before = shown(0);
 column("RA-PGD").click(); result.falling = shown(2);
 column("RA-PGD").click(); result.rising = shown(2);
 column("method").click(); column("method").click(); result.names = shown(0);
+table = document.querySelector("[aria-label='Cost of training'] table");
 const last = () => { column("seconds").click(); return shown(0).at(-1); };
 result.missing = [last(), last()];
 document.querySelector(".zoom").click();
@@ -31,6 +38,8 @@ document.querySelector("dialog [data-close]").click(); result.closed = !document
 document.body.innerHTML = ""; document.body.dataset.result = JSON.stringify(result);
 </script>
 """
+FRAME = """<iframe src="{page}" width="{width}" height="900" style="border:0"></iframe>
+<script>onload = () => {{ document.body.dataset.result = frames[0].document.body.dataset.result; }};</script>"""
 LISTEN = "<script>window.errors = []; addEventListener('error', event => window.errors.push(event.message));</script>"
 
 
@@ -50,13 +59,18 @@ def test_the_page_works_in_a_browser(page, tmp_path):
     text = page.read_text(encoding="utf-8").replace("<head>", f"<head>{LISTEN}").replace("</body>", f"{ACT}</body>")
     page.write_text(text, encoding="utf-8")
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"]
-    for screen in (["--window-size=1280,900"], ["--window-size=390,900", "--blink-settings=preferredColorScheme=0"]):
-        run = subprocess.run([*command, *screen, page.as_uri()], capture_output=True, text=True, timeout=600)
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--window-size=1400,900"]
+    command.append("--allow-file-access-from-files")  # a window is at least 500 pixels wide, but a frame is not
+    for width, looks in ((1280, []), (390, ["--blink-settings=preferredColorScheme=0"])):
+        frame = tmp_path / "frame.html"
+        frame.write_text(FRAME.format(page=page.as_uri(), width=width), encoding="utf-8")
+        run = subprocess.run([*command, *looks, frame.as_uri()], capture_output=True, text=True, timeout=600)
         assert "CONSOLE" not in run.stderr
-        (answer,) = re.findall(r'data-result="([^"]*)"', run.stdout)
+        (answer,) = re.findall(r'<body data-result="([^"]*)"', run.stdout)
         result = json.loads(answer.replace("&quot;", '"'))
-        assert result["errors"] == [] and result["sideways"] <= 0
+        assert result["width"] == width and result["errors"] == [] and result["sideways"] <= 0
+        assert result["figures"] == 0 and (result["tables"] == 0 or width == 390)
+        assert result["tip"].startswith("tail: mean robust accuracy")
         assert result["before"] == ["AT", "DONE-PGD", "MAIL", "TRADES"] == result["names"]
         order = [float(cell.split()[0]) for cell in result["falling"]]
         assert order == sorted(order, reverse=True) and len(set(order)) == 4

@@ -1,12 +1,16 @@
+import base64
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from doubly import report
 from doubly.errors import UsageError
 from doubly.report import Report, write_report
+from doubly.report.tables import COSTS
 from doubly.rundir import read_json, write_json
+from doubly.text import escape_html
 
 HOSTILE = "<script>alert(1)</script> $x_ & |"
 
@@ -41,7 +45,22 @@ def test_the_report_is_complete(make_run, tmp_path):
     text = page.read_text(encoding="utf-8")
     for expected in ("PGD-20", "radius", "torch", "runs/with space&#39;", "prefers-color-scheme: dark", "5 points"):
         assert expected in text
-    assert "RA-Tail-30: mean RA-PGD" in text and "RA-AA:" not in text  # only columns of the table are explained
+    assert "<dt>RA-Tail-30</dt><dd>mean RA-PGD" in text and "<dt>RA-AA</dt>" not in text  # columns of the table only
+    for explained in ("tail", "average", "ε", "worst class", "strong attack", "repaired"):
+        assert f"<dt>{explained}</dt>" in text
+    for element in (
+        '<abbr title="mean robust accuracy of the weakest',
+        '<button type="button" title="accuracy under PGD"',
+    ):
+        assert element in text
+    order = ['class="lead"', 'aria-label="Accuracy"', "<summary>Cost of training", ">What next<", "Each class under"]
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    cost = text[text.index("<summary>Cost of training") : text.index('id="terms"')]
+    assert all(
+        text.count(f">{name}</button>") == cost.count(f">{name}</button>") == 1 for name in COSTS if name in cost
+    )
+    (sheet,) = re.findall(r'href="data:text/csv;charset=utf-8;base64,([^"]+)"', text)
+    assert base64.b64decode(sheet) == (page.parent / "table.csv").read_bytes()
     names = {f"digits.imbalanced-{name}" for name in ("per_class", "pareto", "cost", "curves", "confusion")}
     files = {f"figures/{name}.{ending}" for name in names for ending in ("png", "svg")}
     written = {str(p.relative_to(page.parent)) for p in page.parent.rglob("*") if p.is_file()}
@@ -56,7 +75,25 @@ def test_text_from_data_is_never_markup_and_nothing_is_fetched(make_run, tmp_pat
     run = make_run(name=f"{HOSTILE}.at", classes=[HOSTILE, "b"], note=HOSTILE)
     tags = Tags(write_report([run], tmp_path / "out"))
     assert tags.tags.count("script") == 1 and tags.tags.count("svg") == 5
-    assert all(address.startswith(("#", "data:image/png;base64,")) for address in tags.addresses)
+    local = ("#", "data:image/png;base64,", "data:text/csv;")
+    assert all(address.startswith(local) for address in tags.addresses)
+
+
+def test_pairs_of_clean_and_attacked_images_stand_before_the_figures(make_run, tmp_path, without_pictures):
+    run, pixels = make_run(classes=[HOSTILE, "b"]), np.zeros((4, 5, 5, 1), np.uint8)
+    answers = {"labels": [0, 1, 1, 0], "answers_clean": [0, 0, 0, 0], "answers_attacked": [0, 0, 1, 1]}
+    rest = {"weights": np.array([4.0, 3.0, 2.0, 1.0]), "hard": np.array([True, True, True, False]), "r": np.float64(1)}
+    np.savez(run / "gallery.npz", clean=pixels, attacked=pixels, **{k: np.array(v) for k, v in answers.items()}, **rest)
+    page = write_report([run], tmp_path / "out")
+    assert Tags(page).tags.count("img") == 8
+    found = re.findall(r"<br>(.*)</figcaption>", page.read_text(encoding="utf-8"))
+    name = escape_html(HOSTILE)
+    assert found == [
+        "taken for b under attack",  # the attack's own doing comes first
+        "recognized, also under attack",
+        f"taken for {name} with and without attack",
+        f"taken for {name}, under attack for b",
+    ]
 
 
 def test_settings_side_by_side_have_a_figure_of_the_methods_they_share(make_run, tmp_path, monkeypatch):
@@ -69,7 +106,7 @@ def test_settings_side_by_side_have_a_figure_of_the_methods_they_share(make_run,
 def test_each_protocol_has_a_table_and_figures_of_its_own(make_run, tmp_path, without_pictures):
     runs = [make_run(), make_run(seed=1, protocol={"attack": "PGD", "steps": 50}), make_run("digits.imbalanced-2.at")]
     page = write_report(runs, tmp_path / "out")
-    assert Tags(page).tags.count("table") == 6  # each with a table of its classes
+    assert Tags(page).tags.count("table") == 9  # each with a table of costs and one of its classes
     assert "PGD-50" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     names = Report.of(runs)._names()
     assert names == ["digits.imbalanced", "digits.imbalanced-2", "digits.imbalanced-2-2"]

@@ -1,6 +1,7 @@
 from doubly.report.collect import collect, compare
+from doubly.report.next_steps import next_steps
 from doubly.report.notes import notes
-from doubly.report.summary import advice, summary_sentence
+from doubly.report.summary import headline, summary_sentence
 from doubly.rundir import read_json, write_json
 
 
@@ -61,15 +62,62 @@ def test_the_strong_attack_decides_where_all_runs_have_it(make_run):
     assert sentence_of(runs).startswith("With GAIRAT, accuracy under attack on")
 
 
-def test_repair_is_the_advice_for_weak_classes_until_there_is_a_repaired_network(make_run):
-    at = change(make_run("digits.at"), ra_pgd=0.6, ra_tail_30=0.3)
-    repaired = make_run("digits.at", label="AT repaired")
-    other = make_run("digits.mail")
-    assert f"`doubly repair {at}`" in advice(compare(collect([other, at]))[0])
-    assert advice(compare(collect([change(other, ra_pgd=0.6, ra_tail_30=0.5)]))[0]) == ""
+def test_the_headline_says_tail_and_average_with_differences_to_the_baseline(make_run):
+    strong = {"ra_strong": 0.41, "ra_strong_tail_30": 0.2}
+    for fields, expected, measured in [
+        (
+            {"at": {"ra_pgd": 0.433, "ra_tail_30": 0.158}},
+            "AT: tail 15.8, average 43.3",
+            "PGD-20, ℓ∞, ε = 0.15; one seed",
+        ),
+        (
+            {"at": {"ra_pgd": 0.433, "ra_tail_30": 0.158}, "cfol": {"ra_pgd": 0.422, "ra_tail_30": 0.303}},
+            "CFOL: tail 30.3 (+14.5), average 42.2 (−1.1) against AT",
+            "Percent of n = 400 test images under PGD-20",
+        ),
+        (
+            {"at": strong, "trades": strong | {"ra_strong_tail_30": 0.31}},
+            "TRADES: tail 31.0 (+11.0), average 41.0 (±0.0) against AT",
+            "under the strong attack, ℓ∞, ε = 0.15; one seed. Tail: mean over the weakest three of ten classes",
+        ),
+    ]:
+        runs = [change(make_run(f"digits.{name}", epochs=0), **values) for name, values in fields.items()]
+        found = headline(compare(collect(runs))[0])
+        assert str(found) == expected and measured in found.measured, found
+    assert "on the weakest of three classes is" in sentence_of([make_run("pets.at", classes=3, epochs=0)])
+
+
+def test_what_to_do_next(make_run):
+    """Each step only where its command would be accepted and its result is not there already."""
+    weak, held = {"ra_pgd": 0.6, "ra_tail_30": 0.3}, {"source": {"kind": "dataset.digits"}, "holdout": 0.1}
+    at = change(make_run("digits.at", data=held), **weak)
+    commands = [step.command for step in next_steps(compare(collect([at]))[0])]
+    retrain = "doubly train digits.cfol --epsilon 0.15"
+    assert commands == [f"doubly repair {at}", retrain, f"doubly evaluate {at} --autoattack"]
+    titles = [step.title for step in next_steps(compare(collect([at]))[0])]
+    assert titles[0] == "Without training" and titles[1].startswith("Retrain with cfol")
+    folder = {"source": {"kind": "dataset.folder", "path": "pets"}, "holdout": 0.0, "root": "my photos"}
+    for run, expected in [
+        (change(make_run("pets.at", data=folder), **weak), "doubly train --data 'my photos/pets' --method cfol"),
+        (change(make_run("digits.cfol", data=held), **weak), "doubly repair"),
+        (change(make_run("digits.at", data=held), ra_pgd=0.6, ra_tail_30=0.5), "doubly evaluate"),
+        (change(make_run("mine.at"), **weak), "doubly repair"),
+    ]:
+        assert str(next_steps(compare(collect([run]))[0])[0].command).startswith(expected), run
+    network = change(make_run(), **weak)
+    (network / "config.json").unlink()
+    about = {"model": "mynet:build", "weights": "w.safetensors", "data": "my_images"}
+    change(network, protocol=read_json(network / "evaluation.json")["protocol"] | about)
+    assert [step.command for step in next_steps(compare(collect([network]))[0])] == [
+        "doubly repair --model mynet:build --weights w.safetensors --data my_images --epsilon 0.15",
+        "doubly train --data my_images --method cfol --model mynet:build --epsilon 0.15",
+    ]
+    repaired, other = make_run("digits.at", label="AT repaired", data=held), make_run("digits.mail", data=held)
     write_json(repaired / "repair.json", {})
     comparison = compare(collect([other, repaired, at]))[0]
-    assert list(comparison.methods) == ["AT", "AT repaired", "MAIL"] and advice(comparison) == ""
+    assert list(comparison.methods) == ["AT", "AT repaired", "MAIL"]
+    assert not any("doubly repair" in step.command for step in next_steps(comparison))
+    assert next_steps(comparison)[-1].command.startswith("doubly compare")
     assert any(note.startswith("AT repaired: networks of AT with class offsets") for note in notes(comparison))
 
 

@@ -1,7 +1,6 @@
 """doubly check: from a network to a page in one command."""
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from doubly.cli.options import NetworkOptions, parse_options, pop_flag
 from doubly.cli.tables import attack_label, print_evaluation, print_line
 from doubly.errors import UsageError
 from doubly.evaluation.config import EvalConfig
+from doubly.report.next_steps import Step, repair_step, retrain_step
 from doubly.text import format_percent, format_radius, format_value
 
 if TYPE_CHECKING:
@@ -66,9 +66,10 @@ def check(arguments: list[str], out: Console, err: Console) -> int:
     if evaluation.directory is not None:
         print_other_threat(evaluation, evaluation.directory, out)
     print_line(out, worry_sentence(result))
-    for line in next_steps(evaluation, result, changes):
-        print_line(out, line)
-    print_line(out, f"page: {write_report([folder], folder / 'report')}")
+    steps = next_steps(evaluation, result, changes)
+    for step in steps:
+        print_line(out, str(step))
+    print_line(out, f"page: {write_report([folder], folder / 'report', steps)}")
     return 0
 
 
@@ -134,7 +135,7 @@ def worry_sentence(result: "EvalResult") -> str:
     )
 
 
-def next_steps(options: EvaluateOptions, result: "EvalResult", changes: Sequence[str] = ()) -> list[str]:
+def next_steps(options: EvaluateOptions, result: "EvalResult", changes: Sequence[str] = ()) -> list[Step]:
     """Return commands that raise the weakest classes, with the paths of this check.
 
     Args:
@@ -151,15 +152,12 @@ def next_steps(options: EvaluateOptions, result: "EvalResult", changes: Sequence
     network = ["--model", options.model, *(["--weights", options.weights] if options.weights else []), *normalized]
     root = ["--data-root", options.data_root] if options.data_root else []
     changed = [word for change in changes for word in ("--set", change)]
-    repair = ["doubly", "repair", *network, "--data", options.data, *root, *changed, *measured]
-    train = ["doubly", "train", "--data", options.data, *root, "--method", "cfol", "--model", options.model]
-    return [
-        f"next, without training (on images that it was not trained on): {shlex.join(repair)}",
-        f"or retrain with cfol, which attends to the weakest classes: {shlex.join([*train, *normalized, *measured])}",
-    ]
+    repair = [*network, "--data", options.data, *root, *changed, *measured]
+    train = ["--data", options.data, *root, *changed, "--method", "cfol", "--model", options.model]
+    return [repair_step(repair, own=False), retrain_step([*train, *normalized, *measured], alternative=True)]
 
 
-def _steps_of_run(directory: Path, measured: Sequence[str]) -> list[str]:
+def _steps_of_run(directory: Path, measured: Sequence[str]) -> list[Step]:
     from doubly.checkpoints.load import load_run
     from doubly.data import ImageFolder
     from doubly.recipes import RECIPES
@@ -168,16 +166,14 @@ def _steps_of_run(directory: Path, measured: Sequence[str]) -> list[str]:
     network = [] if run.model.named_code is None else ["--model", run.model.named_code]
     steps = []
     if run.data.holdout > 0:
-        steps.append(f"next, without training: {shlex.join(['doubly', 'repair', str(directory), *network, *measured])}")
+        steps.append(repair_step([str(directory), *network, *measured]))
     other = f"{run.name.rpartition('.')[0]}.cfol"
     if other in RECIPES and other != run.name:
-        words = ["doubly", "train", other, *network, *measured]
-        return [*steps, f"retrain with cfol, which attends to the weakest classes: {shlex.join(words)}"]
+        return [*steps, retrain_step([other, *network, *measured], bool(steps))]
     source = run.data.source
     if isinstance(source, ImageFolder) and other != run.name:
         data = str(Path(run.data.root or ".") / source.path)
-        words = ["doubly", "train", "--data", data, "--method", "cfol", *network, *measured]
-        return [*steps, f"retrain with cfol, which attends to the weakest classes: {shlex.join(words)}"]
+        return [*steps, retrain_step(["--data", data, "--method", "cfol", *network, *measured], bool(steps))]
     return steps
 
 

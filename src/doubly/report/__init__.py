@@ -1,7 +1,7 @@
 """Reports: read run directories; write tables, figures and one page. Never imports torch."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 from doubly.report import figures, forms, tables
 from doubly.report.collect import Comparison, collect, compare
 from doubly.report.html import Overview, Section, render
+from doubly.report.next_steps import Step
 from doubly.report.pictures import overview_pictures, section_pictures
 from doubly.report.run_result import RunResult
 
@@ -41,11 +42,12 @@ class Report:
         combined = [tables.side_by_side(title, sides) for title, sides in self.layouts.items()]
         return [*combined, *map(tables.table, self.comparisons)]
 
-    def write(self, output: Path | str) -> Path:
+    def write(self, output: Path | str, steps: Sequence[Step] = ()) -> Path:
         """Write report.html, table.md, table.csv, table.tex and figures/ into a folder.
 
         Args:
             output: The folder. Figures of an earlier report in it are deleted.
+            steps: What to do next; by default what the files of the runs say.
 
         Returns:
             The path of report.html.
@@ -62,14 +64,15 @@ class Report:
             for table, (title, sides) in zip(self.tables, self.layouts.items(), strict=False)
         ]
         sections = [
-            Section(comparison, table, section_pictures(comparison, figures_dir / name))
+            Section(comparison, table, section_pictures(comparison, figures_dir / name), steps)
             for comparison, table, name in zip(self.comparisons, self.tables[count:], self._names(), strict=True)
         ]
+        sheet = forms.csv(self.tables)
         for path, text in (
             (output / "table.md", "\n".join(map(forms.markdown, self.tables))),
-            (output / "table.csv", forms.csv(self.tables)),
+            (output / "table.csv", sheet),
             (output / "table.tex", "\n".join(map(forms.latex, self.tables))),
-            (page, render(sections, overview)),
+            (page, render(sections, overview, sheet)),
         ):
             # A file name may hold half a surrogate pair, which UTF-8 cannot encode.
             path.write_text(text, encoding="utf-8", errors="replace")
@@ -86,12 +89,13 @@ class Report:
         return names
 
 
-def write_report(paths: Iterable[Path | str], output: Path | str) -> Path:
+def write_report(paths: Iterable[Path | str], output: Path | str, steps: Sequence[Step] = ()) -> Path:
     """Write the report of run directories into a folder.
 
     Args:
         paths: Run directories, or folders of run directories.
         output: The folder to write.
+        steps: What to do next; by default what the files of the runs say.
 
     Returns:
         The path of report.html.
@@ -99,7 +103,7 @@ def write_report(paths: Iterable[Path | str], output: Path | str) -> Path:
     Raises:
         UsageError: If there is no run, or one cannot be read.
     """
-    return Report.of(paths).write(output)
+    return Report.of(paths).write(output, steps)
 
 
 def _file_name(text: str) -> str:

@@ -1,5 +1,6 @@
 """The page: one self-contained file that can be sent by mail. All text from data and configs is escaped."""
 
+import base64
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,16 @@ import markupsafe
 
 from doubly.metric_names import METRICS
 from doubly.report.collect import BASELINE, Comparison, mean_sd
+from doubly.report.examples import Example, examples
 from doubly.report.figures import INK
 from doubly.report.frontier import MAX_LOSS, as_trained, compare_frontiers, frontiers_of
-from doubly.report.pictures import Picture
-from doubly.report.protocol import flatten
+from doubly.report.next_steps import Step, next_steps
+from doubly.report.pictures import Picture, example_run
+from doubly.report.protocol import attack_name, describe, flatten
 from doubly.report.run_result import RunResult
-from doubly.report.summary import advice, summary_sentence
+from doubly.report.summary import Headline, average_key, headline, summary_sentence
 from doubly.report.tables import COSTS, Cell, Column, Table, mean_cell, other_attack_metrics
+from doubly.report.terms import TERMS
 from doubly.text import escape_html, format_radius, format_value
 
 RADII = ("radius", "size", "epsilon")  # ends of names of settings that are printed as 8/255
@@ -41,30 +45,61 @@ class Section:
     table: Table
     pictures: Sequence[Picture] = ()
 
+    steps: Sequence[Step] = ()
+    """what to do next; empty: what the files of the runs say"""
+
+    @property
+    def headline(self) -> Headline:
+        """Tail and average of the best method."""
+        return headline(self.comparison)
+
     @property
     def summary(self) -> str:
         """The main result in a sentence."""
         return summary_sentence(self.comparison)
 
     @property
-    def advice(self) -> str:
-        """What to try next; empty if nothing is."""
-        return advice(self.comparison)
+    def next_steps(self) -> Sequence[Step]:
+        """Commands that are worth running next."""
+        return self.steps or next_steps(self.comparison)
+
+    @property
+    def examples(self) -> list[Example]:
+        """Images before and after the attack."""
+        return examples(self.example_run)
+
+    @property
+    def example_run(self) -> RunResult:
+        """The run whose single images are shown."""
+        return example_run(self.comparison)
+
+    @property
+    def attack(self) -> str:
+        """The attack with its ball, in words."""
+        return describe(self.comparison.protocol).split(" (")[0]
 
     @property
     def explanations(self) -> dict[str, str]:
         """The explanation of each column of the table."""
-        columns = [column.name for column in self.table.columns]
+        columns = [column.name for column in (self.table if self.costs else self.table.without_costs).columns]
         metrics = [*METRICS.values(), *other_attack_metrics(self.comparison)]
         explanations = {metric.label: metric.explanation for metric in metrics} | COSTS
         return {name: explanations[name] for name in columns if name in explanations}
 
     @property
+    def costs(self) -> Table | None:
+        """What training took; None where no run says, as for networks that were trained elsewhere."""
+        costs = self.table.costs
+        return costs if any(cell.text != "-" for row in costs.rows for cell in row[1:]) else None
+
+    @property
     def classes(self) -> Table:
-        """Robust accuracy of each class under each method, weakest on average first."""
-        methods = self.comparison.methods
+        """Robust accuracy of each class under the attack of the headline, weakest on average first."""
+        methods, key = self.comparison.methods, average_key(self.comparison)
+        if any(key not in entry for run in self.comparison.runs for entry in run.evaluation["per_class"].values()):
+            key = "ra_pgd"  # older files have no other attack here
         names = self.comparison.classes
-        cells = {label: [_class_cell(runs, name) for name in names] for label, runs in methods.items()}
+        cells = {label: [_class_cell(runs, name, key) for name in names] for label, runs in methods.items()}
         columns = [Column("class", None), Column("n", None), *(Column(label) for label in methods)]
         images = [self.comparison.runs[0].evaluation["per_class"][name]["n"] for name in names]
         rows = [
@@ -72,7 +107,8 @@ class Section:
             for index, (name, count) in enumerate(zip(names, images, strict=True))
         ]
         rows.sort(key=lambda row: sum(cell.mean or 0.0 for cell in row[2:]))
-        return Table("Robust accuracy of each class", tuple(columns), tuple(rows))
+        attack = attack_name(self.comparison.protocol) if key == "ra_pgd" else "the strong attack"
+        return Table(f"Robust accuracy of each class under {attack}", tuple(columns), tuple(rows))
 
     @property
     def frontiers(self) -> Table | None:
@@ -142,8 +178,14 @@ class Section:
         return [*dict.fromkeys(map(_shell, typed)), shlex.join(["doubly", "report", *folders, "--output", "report"])]
 
 
-def render(sections: Sequence[Section], overview: Sequence[Overview] = ()) -> str:
-    """Return the page as HTML."""
+def render(sections: Sequence[Section], overview: Sequence[Overview] = (), csv: str = "") -> str:
+    """Return the page as HTML.
+
+    Args:
+        sections: One for each comparison.
+        overview: Settings side by side.
+        csv: All tables as one sheet, which the page offers for download.
+    """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("doubly.report", "."),
         autoescape=True,
@@ -151,7 +193,14 @@ def render(sections: Sequence[Section], overview: Sequence[Overview] = ()) -> st
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    context: Mapping[str, Any] = {"sections": sections, "overview": overview, "picture": inline_picture}
+    columns = {name: text for section in sections for name, text in section.explanations.items()}
+    context: Mapping[str, Any] = {
+        "sections": sections,
+        "overview": overview,
+        "picture": inline_picture,
+        "terms": TERMS | columns,
+        "csv": base64.b64encode(csv.encode("utf-8", errors="replace")).decode("ascii"),
+    }
     return environment.get_template("page.html.j2").render(context)
 
 
@@ -171,8 +220,8 @@ def _defined(rows: Sequence[Mapping[str, Any]], key: str, factor: float) -> list
     return [factor * row[key] for row in rows if row[key] is not None]
 
 
-def _class_cell(runs: Sequence[RunResult], name: str) -> Cell:
-    values = [run.evaluation["per_class"][name]["ra_pgd"] for run in runs]
+def _class_cell(runs: Sequence[RunResult], name: str, key: str) -> Cell:
+    values = [run.evaluation["per_class"][name][key] for run in runs]
     return mean_cell([100 * value for value in values if value is not None], 1)
 
 

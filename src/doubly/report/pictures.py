@@ -89,7 +89,7 @@ def _accuracy_figures(comparison: Comparison) -> list[Wanted]:
 
 def _sample_figures(comparison: Comparison) -> list[Wanted]:
     """Return the figures of predictions, weights and training, and single images of one run."""
-    methods, run = comparison.methods, _example_run(comparison)
+    methods, run = comparison.methods, example_run(comparison)
     run_name = f"{_label(comparison, run)}, seed {run.seed}"
     return [
         (
@@ -166,7 +166,7 @@ def _main_methods(methods: figures.ByMethod) -> figures.ByMethod:
     return main if len(main) > 1 else methods
 
 
-def _example_run(comparison: Comparison) -> RunResult:
+def example_run(comparison: Comparison) -> RunResult:
     """Return the run whose single images are shown: if possible one with a gallery, and one of DONE."""
     return min(
         comparison.runs,

@@ -1,12 +1,52 @@
-"""The main result of a comparison in a sentence, and what to try next, for readers who skip the table."""
+"""The main result of a comparison: a headline and a sentence, for readers who skip the table."""
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
-from doubly.metric_names import has_weak_classes, repair_advice
 from doubly.report.collect import BASELINE, Comparison, autoattack_settings, mean_sd
+from doubly.report.protocol import attack_name
+from doubly.text import format_ball
 
 STRONG_TAIL = "ra_strong_tail_30"
+AVERAGES = {STRONG_TAIL: "ra_strong", "ra_tail_30": "ra_pgd"}  # tail -> average under the same attack
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Tail and average of the best method in percent, with the differences to the baseline where there is one."""
+
+    method: str
+    tail: str
+    average: str
+    against: str = ""
+    measured: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.method}: tail {self.tail}, average {self.average}{self.against}"
+
+
+def headline(comparison: Comparison) -> Headline:
+    """Return tail *and* average of the best method, and how they were measured.
+
+    A gain in the tail that costs much of the average is not hidden: both have their difference to adversarial training.
+    """
+    best = _best(comparison)[0]
+    baseline = BASELINE if BASELINE in comparison.methods and best != BASELINE else ""
+    texts = []
+    for key in (_tail_key(comparison), average_key(comparison)):
+        value = _over_seeds(comparison, best, key)[0]
+        change = f" ({_signed(value - _over_seeds(comparison, baseline, key)[0])})" if baseline else ""
+        texts.append(f"{value:.1f}{change}")
+    tail, average = texts
+    against = f" against {baseline}" if baseline else ""
+    return Headline(best, tail, average, against, _measured(comparison, best))
+
+
+def average_key(comparison: Comparison) -> str:
+    """Return the field of the average under the attack of the headline: the strong attack where all runs have it."""
+    return AVERAGES[_tail_key(comparison)]
 
 
 def summary_sentence(comparison: Comparison) -> str:
@@ -16,10 +56,8 @@ def summary_sentence(comparison: Comparison) -> str:
     runs have it, else under PGD. Differences within two standard errors over seeds are called unclear; where a method
     has a single seed, the sentence says so.
     """
+    best, candidates, trusted = _best(comparison)
     tails = {label: _over_seeds(comparison, label, _tail_key(comparison)) for label in comparison.methods}
-    candidates = [label for label in tails if label != BASELINE] or list(tails)
-    trusted = [label for label in candidates if not _suspicious(comparison, label)]
-    best = max(trusted or candidates, key=lambda label: tails[label][0])
     weakest, best_tail = _weakest(comparison), tails[best]
     if BASELINE not in tails or best == BASELINE:
         return f"With {best}, {weakest} is {_percent(best_tail[0])}."
@@ -35,13 +73,28 @@ def summary_sentence(comparison: Comparison) -> str:
     return f"With {best}, {weakest} is {_percent(best_tail[0])}, {verdict} {baseline}.{more}"
 
 
-def advice(comparison: Comparison) -> str:
-    """Return what to try first if the weakest classes of the first method are far below its average; else nothing."""
-    if any(run.is_repaired for run in comparison.runs):
-        return ""
-    label, runs = next(iter(comparison.methods.items()))
-    average, tail = (_over_seeds(comparison, label, key)[0] for key in ("ra_pgd", "ra_tail_30"))
-    return repair_advice(label, str(runs[0].path)) if has_weak_classes(average, tail) else ""
+def _best(comparison: Comparison) -> tuple[str, list[str], list[str]]:
+    """Return the best method, all methods that could be, and those of them whose evaluation is not suspicious."""
+    tails = {label: _over_seeds(comparison, label, _tail_key(comparison))[0] for label in comparison.methods}
+    candidates = [label for label in tails if label != BASELINE] or list(tails)
+    trusted = [label for label in candidates if not _suspicious(comparison, label)]
+    return max(trusted or candidates, key=lambda label: tails[label]), candidates, trusted
+
+
+def _measured(comparison: Comparison, best: str) -> str:
+    """Return what every number of the headline needs beside it: n, attack, ε, seeds and the size of the tail."""
+    protocol: dict[str, Any] = comparison.protocol
+    if _tail_key(comparison) == STRONG_TAIL:
+        attack, name = protocol.get("attacks", {}).get("strong", protocol.get("attack")), "the strong attack"
+    else:
+        attack, name = protocol.get("attack"), attack_name(protocol)
+    threat = attack.get("threat", {}) if isinstance(attack, dict) else {}
+    ball = f", {format_ball(threat['kind'], threat['radius'])}" if {"kind", "radius"} <= threat.keys() else ""
+    seeds = len(comparison.methods[best])
+    return (
+        f"Percent of n = {comparison.n} test images under {name}{ball}; {_word(seeds)} seed{'s' * (seeds > 1)}. "
+        f"Tail: mean over the {_tail_classes(comparison)}; average: over all images."
+    )
 
 
 def _tail_key(comparison: Comparison) -> str:
@@ -77,9 +130,13 @@ def _clearly_above(first: tuple[float, float], second: tuple[float, float]) -> b
 
 
 def _weakest(comparison: Comparison) -> str:
-    count = len(comparison.runs[0].evaluation["ra_tail_30_classes"])
     attack = "the strong attack" if _tail_key(comparison) == STRONG_TAIL else "attack"
-    return f"accuracy under {attack} on the weakest {_word(count)} of {_word(len(comparison.classes))} classes"
+    return f"accuracy under {attack} on the {_tail_classes(comparison)}"
+
+
+def _tail_classes(comparison: Comparison) -> str:
+    count = len(comparison.runs[0].evaluation["ra_tail_30_classes"])
+    return f"weakest {f'{_word(count)} ' * (count > 1)}of {_word(len(comparison.classes))} classes"
 
 
 def _word(count: int) -> str:
@@ -88,3 +145,9 @@ def _word(count: int) -> str:
 
 def _percent(value: float) -> str:
     return f"{value:.0f}\u00a0%"  # no line break before the sign
+
+
+def _signed(points: float) -> str:
+    """Return `+14.5` or `−1.1`, and `±0.0` where nothing is left after rounding."""
+    text = f"{abs(points):.1f}"
+    return f"±{text}" if float(text) == 0 else f"{'+' if points > 0 else '−'}{text}"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from doubly.metric_names import METRICS, Metric, attack_metric
 from doubly.report.collect import Comparison, mean_sd
@@ -36,10 +37,12 @@ class Cell:
         """The cell as printed; a number that was not measured is a dash."""
         if self.mean is None:
             return self.label
-        if math.isnan(self.mean):
-            return "-"
-        number = format_mean_sd(self.mean, self.sd, self.digits)
-        return f"{number} ({self.label})" if self.label else number
+        return f"{self.number} ({self.label})" if self.label and not math.isnan(self.mean) else self.number
+
+    @property
+    def number(self) -> str:
+        """The mean with its deviation, without the remark."""
+        return "-" if self.mean is None or math.isnan(self.mean) else format_mean_sd(self.mean, self.sd, self.digits)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,20 @@ class Table:
             else:
                 groups.append((column.group, 1))
         return groups
+
+    @property
+    def without_costs(self) -> "Table":
+        """The table without the columns of `COSTS`."""
+        return self._only([column.name not in COSTS for column in self.columns])
+
+    @property
+    def costs(self) -> "Table":
+        """The first column and the columns of `COSTS`."""
+        return self._only([index == 0 or column.name in COSTS for index, column in enumerate(self.columns)])
+
+    def _only(self, kept: Sequence[bool]) -> "Table":
+        rows = tuple(tuple(compress(row, kept)) for row in self.rows)
+        return replace(self, columns=tuple(compress(self.columns, kept)), rows=rows)
 
 
 def table(comparison: Comparison) -> Table:

@@ -26,15 +26,13 @@ def gallery(run: RunResult, path: Path, kind: Literal["easy", "hard"]) -> bool:
     Raises:
         UsageError: If gallery.npz is damaged.
     """
-    file = RunDir(run.path).gallery
-    saved = arrays(file, FIELDS)
+    saved = read_gallery(run)
     if saved is None:
         return False
-    _check(saved, file, len(class_names(run)))
     candidates = np.flatnonzero(saved["hard"] == (kind == "hard"))
     order = -saved["weights"] if kind == "hard" else saved["weights"]
     picked = candidates[np.argsort(order[candidates], kind="stable")][:MAX_PAIRS]
-    if not len(picked) or saved["clean"].shape[3] not in (1, 3):
+    if not len(picked):
         return False
     pairs = [_pair(saved["clean"][index], saved["attacked"][index]) for index in picked]
     columns = min(MAX_COLUMNS, len(pairs))
@@ -56,6 +54,20 @@ def gallery(run: RunResult, path: Path, kind: Literal["easy", "hard"]) -> bool:
             fontsize=10,
         )
         return finish(figure, [], path, grid=None)
+
+
+def read_gallery(run: RunResult) -> Arrays | None:
+    """Return the arrays of gallery.npz; None if there is none, or its images are neither gray nor RGB.
+
+    Raises:
+        UsageError: If gallery.npz is damaged.
+    """
+    file = RunDir(run.path).gallery
+    saved = arrays(file, FIELDS)
+    if saved is None:
+        return None
+    _check(saved, file, len(class_names(run)))
+    return saved if saved["clean"].shape[3] in (1, 3) else None
 
 
 def _check(saved: Arrays, file: Path, classes: int) -> None:
