@@ -1,5 +1,6 @@
 """The files of a run directory: their names, and how they are written so that a crash loses nothing. No torch."""
 
+import errno
 import glob
 import hashlib
 import json
@@ -9,9 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from doubly.errors import UsageError
+from doubly.files import explained_writes, remove_leftovers, write_text
+from doubly.files import write_json as write_json
+from doubly.reading import parse_json
+from doubly.reading import read_json as read_json
+from doubly.reading import read_tree as read_tree
 
 Row = dict[str, Any]
 
@@ -109,54 +115,22 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write a JSON file atomically; floats keep every digit.
-
-    Raises:
-        ValueError: If the value contains NaN or infinity, which JSON does not have. The old file stays as it was.
-    """
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    try:
-        _replace(path, text)
-    except UnicodeEncodeError:  # half a surrogate pair, from a file name, can only be written escaped
-        _replace(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """Return the contents of a JSON file.
-
-    Raises:
-        UsageError: If the file is missing, cannot be read or is not valid JSON.
-    """
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist: give a run directory that contains this file") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): give a readable file") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is not valid JSON ({error}): restore it, or delete it and redo that part") from None
-
-
-def read_tree(path: Path) -> dict[str, Any]:
-    """Return the contents of a JSON file that holds an object.
-
-    Raises:
-        UsageError: As `read_json`, and if the file holds anything but an object.
-    """
-    tree = read_json(path)
-    if not isinstance(tree, dict):
-        raise UsageError(f"{path} holds a {type(tree).__name__}, not named fields: restore it or redo that part")
-    return tree
-
-
 def append_metrics(rundir: RunDir, row: Row) -> None:
-    """Append a row to metrics.jsonl and wait until it is on the disk."""
+    """Append a row to metrics.jsonl and wait until it is on the disk.
+
+    Raises:
+        WriteError: If it cannot be written; the file then ends with the row before it.
+    """
     line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-    with rundir.metrics.open("a", encoding="utf-8") as stream:
-        stream.write(line)
-        stream.flush()
-        os.fsync(stream.fileno())
+    with explained_writes(rundir.metrics), rundir.metrics.open("ab", buffering=0) as stream:
+        complete = stream.tell()
+        try:
+            if stream.write(line.encode()) < len(line.encode()):  # the disk had room for a part of it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(stream.fileno())
+        except OSError:
+            stream.truncate(complete)
+            raise
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -165,7 +139,7 @@ def read_metrics(path: Path) -> list[Row]:
     A crash can leave the last line unfinished, so a last line that cannot be read is skipped.
 
     Raises:
-        UsageError: If any line but the last is not a JSON object.
+        UsageError: If any line but the last is not a JSON object, or one lacks the number of its epoch.
     """
     if not path.is_file():
         return []
@@ -173,9 +147,9 @@ def read_metrics(path: Path) -> list[Row]:
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         row = _row(line)
-        if row is not None:
+        if row is not None and type(row.get("epoch")) is int and row["epoch"] >= 0:
             rows.append(row)
-        elif number < len(lines):
+        elif row is not None or number < len(lines):
             raise UsageError(f"{path}, line {number} is not a row of metrics: repair or remove that line")
     return rows
 
@@ -184,17 +158,50 @@ def truncate_metrics(path: Path, epoch: int) -> None:
     """Drop the rows of `epoch` and later ones, and an unfinished last line: a resumed run writes them again."""
     if path.is_file():
         rows = [row for row in read_metrics(path) if row["epoch"] < epoch]
-        _replace(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+
+
+class DirectoryLock(NamedTuple):
+    """A run directory that this process holds.
+
+    Attributes:
+        path: The directory.
+        handle: Of its file .lock, open as long as the directory is held.
+    """
+
+    path: Path
+    handle: int
+
+    def check(self) -> None:
+        """Make sure that the directory is still the one that was locked, so that nothing is written elsewhere.
+
+        Raises:
+            UsageError: If it was deleted, renamed or replaced.
+        """
+        try:
+            is_same = os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self.handle))
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise UsageError(
+                f"{self.path} was deleted, renamed or replaced during the run: nothing more is written there; if it "
+                "has another name now, continue with --resume --output NAME"
+            )
 
 
 @contextmanager
-def lock_directory(path: Path) -> Iterator[None]:
+def lock_directory(path: Path, lock: bool = True) -> Iterator[DirectoryLock]:
     """Create the directory and keep other processes from training in it while the context lasts.
 
-    The operating system releases the lock when the process ends, even after `kill -9`.
+    The operating system releases the lock when the process ends, even after `kill -9`. What a killed process left
+    unfinished in the directory is removed.
+
+    Args:
+        path: The directory.
+        lock: Whether to keep others out; False is for file systems without locks.
 
     Raises:
-        UsageError: If another process holds the lock, or the directory cannot be created.
+        UsageError: If another process holds the lock, the file system has none, or the directory cannot be written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -202,17 +209,29 @@ def lock_directory(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"{path} cannot hold a run ({error.strerror}): choose another --output") from None
     try:
-        if not _acquire(handle):
-            holder = os.pread(handle, 20, 0).decode() if hasattr(os, "pread") else ""
+        if lock and not _acquire_or_explain(path, handle):
+            holder = os.pread(handle, 20, 0).decode("ascii", "replace") if hasattr(os, "pread") else ""
             raise UsageError(
                 f"{path} is in use by another run (process {holder or 'unknown'}); "
                 "wait for it or choose another --output"
             )
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
-        yield
+        with explained_writes(path / ".lock"):
+            os.ftruncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+        remove_leftovers(path)
+        yield DirectoryLock(path, handle)
     finally:
         os.close(handle)  # releases the lock as well
+
+
+def _acquire_or_explain(path: Path, handle: int) -> bool:
+    try:
+        return _acquire(handle)
+    except OSError as error:  # ENOLCK, EINVAL, ENOTSUP, ENOSYS, …
+        raise UsageError(
+            f"{path} lies on a file system without locks ({error.strerror}), so nothing would keep a second run from "
+            "writing there too: choose an --output on a local disk, or add --no-lock and start no second run there"
+        ) from None
 
 
 if sys.platform == "win32":
@@ -240,20 +259,7 @@ else:
 
 def _row(line: bytes) -> Row | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the text of a file so that after a crash it holds either all of the old text or all of the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -34,6 +34,8 @@ class TrainOptions:
     """number of CPU threads"""
     dry_run: bool = False
     """estimate how long training would take on this machine, from a few seconds of timing; train nothing"""
+    no_lock: bool = False
+    """do not lock the run directory: for a file system without locks, where you start no second run in DIR"""
     tensorboard: bool = False
     """also write curves for TensorBoard to DIR/tensorboard; needs the extra doubly[tensorboard]"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: --data.root)")] = None
