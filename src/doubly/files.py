@@ -139,6 +139,19 @@ def write_bytes(path: Path, content: bytes) -> None:
         unfinished.write_bytes(content)
 
 
+def json_bytes(value: object, indent: int | None = None) -> bytes:
+    """Return a value as JSON with an end of line.
+
+    Raises:
+        ValueError: If it contains NaN or infinity, which JSON does not have.
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, from a file name, can only be written escaped
+        return json.dumps(value, indent=indent, allow_nan=False).encode() + b"\n"
+
+
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file atomically; floats keep every digit.
 
@@ -146,12 +159,7 @@ def write_json(path: Path, value: object) -> None:
         ValueError: If the value contains NaN or infinity, which JSON does not have. The old file stays as it was.
         WriteError: If it cannot be written.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    try:
-        content = text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, from a file name, can only be written escaped
-        content = json.dumps(value, indent=2, allow_nan=False).encode() + b"\n"
-    write_bytes(path, content)
+    write_bytes(path, json_bytes(value, indent=2))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], compressed: bool = False) -> None:

@@ -3,7 +3,6 @@
 import errno
 import glob
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from doubly.errors import UsageError
-from doubly.files import explained_writes, remove_leftovers, write_text
+from doubly.files import explained_writes, json_bytes, remove_leftovers, write_bytes
 from doubly.files import write_json as write_json
 from doubly.reading import parse_json
 from doubly.reading import read_json as read_json
@@ -121,11 +120,11 @@ def append_metrics(rundir: RunDir, row: Row) -> None:
     Raises:
         WriteError: If it cannot be written; the file then ends with the row before it.
     """
-    line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    line = json_bytes(row)
     with explained_writes(rundir.metrics), rundir.metrics.open("ab", buffering=0) as stream:
         complete = stream.tell()
         try:
-            if stream.write(line.encode()) < len(line.encode()):  # the disk had room for a part of it
+            if stream.write(line) < len(line):  # the disk had room for a part of it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(stream.fileno())
         except OSError:
@@ -139,7 +138,7 @@ def read_metrics(path: Path) -> list[Row]:
     A crash can leave the last line unfinished, so a last line that cannot be read is skipped.
 
     Raises:
-        UsageError: If any line but the last is not a JSON object, or one lacks the number of its epoch.
+        UsageError: If any line but the last is not a JSON object.
     """
     if not path.is_file():
         return []
@@ -147,18 +146,29 @@ def read_metrics(path: Path) -> list[Row]:
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         row = _row(line)
-        if row is not None and type(row.get("epoch")) is int and row["epoch"] >= 0:
+        if row is not None:
             rows.append(row)
-        elif row is not None or number < len(lines):
+        elif number < len(lines):
             raise UsageError(f"{path}, line {number} is not a row of metrics: repair or remove that line")
     return rows
 
 
 def truncate_metrics(path: Path, epoch: int) -> None:
-    """Drop the rows of `epoch` and later ones, and an unfinished last line: a resumed run writes them again."""
+    """Drop the rows of `epoch` and later ones, and an unfinished last line: a resumed run writes them again.
+
+    Raises:
+        UsageError: If a row cannot be read or does not give its epoch.
+    """
     if path.is_file():
-        rows = [row for row in read_metrics(path) if row["epoch"] < epoch]
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+        rows = read_metrics(path)
+        for number, row in enumerate(rows, start=1):
+            if type(row.get("epoch")) is not int:
+                raise UsageError(f"{path}, line {number} does not give its epoch: repair or remove that line")
+        try:
+            lines = [json_bytes(row) for row in rows if row["epoch"] < epoch]
+        except ValueError:
+            raise UsageError(f"{path} holds NaN or infinity, which no run writes: repair or remove that line") from None
+        write_bytes(path, b"".join(lines))
 
 
 class DirectoryLock(NamedTuple):
@@ -259,7 +269,7 @@ else:
 
 def _row(line: bytes) -> Row | None:
     try:
-        row = parse_json(line)
+        row = parse_json(line, any_number=True)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
