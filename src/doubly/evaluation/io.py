@@ -13,7 +13,7 @@ from torch import Tensor
 from doubly.errors import UsageError
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.summary import SCHEMA
-from doubly.files import make_folder, remove_leftovers, replacing, write_arrays, write_json
+from doubly.files import json_bytes, make_folder, remove_leftovers, replacing, write_arrays
 from doubly.reading import load_npz, read_json
 from doubly.rundir import RunDir
 
@@ -48,8 +48,9 @@ def write_result(result: EvalResult, folder: Path, extra: Mapping[str, Any]) -> 
     arrays |= {f"after_{name}": values for name, values in result.robust_after.items()}
     if "pgd" in result.losses and result.weights_r:
         arrays["weights"] = np.stack([result.weights(r, result.weights_normalize).weights for r in result.weights_r])
-    write_arrays(RunDir(folder).predictions, arrays)
-    write_json(RunDir(folder).evaluation, {**extra, **result.summary()})
+    with replacing(RunDir(folder).evaluation) as unfinished:  # both are complete before one is replaced
+        unfinished.write_bytes(json_bytes({**extra, **result.summary()}, indent=2))
+        write_arrays(RunDir(folder).predictions, arrays)
 
 
 def write_gallery(folder: Path, arrays: Mapping[str, Any] | None) -> None:

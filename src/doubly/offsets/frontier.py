@@ -25,7 +25,7 @@ from doubly.evaluation.metrics import Bools, Ints
 from doubly.evaluation.network import model_sha256
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.task import select_images
-from doubly.files import remove_leftovers, write_arrays, write_json
+from doubly.files import json_bytes, remove_leftovers, replacing, write_arrays
 from doubly.models import Model
 from doubly.models.shifted import ShiftedLogits
 from doubly.offsets.api import fit_network, run_images, with_root
@@ -128,8 +128,9 @@ def frontier_run(
         _label(run), summary, np.stack([result.correct[config.attack] for _, result in results]), results[0][1].y
     )
     remove_leftovers(file.parent)
-    write_arrays(file.with_suffix(".npz"), {"correct": frontier.correct, "y": frontier.y}, compressed=True)
-    write_json(file, frontier.summary)
+    with replacing(file) as unfinished:  # both are complete before one is replaced
+        unfinished.write_bytes(json_bytes(frontier.summary, indent=2))
+        write_arrays(file.with_suffix(".npz"), {"correct": frontier.correct, "y": frontier.y}, compressed=True)
     return frontier
 
 
