@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from doubly.errors import UsageError
+from doubly.evaluation.metrics import ROUNDINGS
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.summary import SCHEMA
 from doubly.files import json_bytes, make_folder, remove_leftovers, replacing, write_arrays
 from doubly.reading import load_npz, read_json
+from doubly.report.evaluation_fault import is_number, is_share
 from doubly.rundir import RunDir
 
 
@@ -82,7 +84,36 @@ def read_result(folder: Path) -> EvalResult:
         ) from None
 
 
+def _check_arrays(arrays: Mapping[str, Any], classes: int) -> None:
+    """Refuse arrays that are not labels, predictions and numbers of the same samples."""
+    n = len(arrays["y"])
+    for name, values in arrays.items():
+        is_label = name in ("y", "ids", "clean") or not name.endswith(("_losses", "_margins"))
+        kinds = "b" if name.startswith("after_") else "iu" if is_label and name != "weights" else "f"
+        if values.dtype.kind not in kinds or values.shape[-1:] != (n,) or values.ndim != 1 + (name == "weights"):
+            raise ValueError(f"{name} is of {values.dtype} and shape {values.shape}")
+    if n == 0 or arrays["y"].min() < 0 or arrays["y"].max() >= classes:
+        raise ValueError("y holds other labels than the classes")
+
+
+def _check_summary(summary: Mapping[str, Any]) -> None:
+    """Refuse fields of another type than `summarize` writes."""
+    tail, weights = summary.get("tail", {}), summary.get("weights", [])
+    for name in ("per_class", "protocol", "tail", "autoattack", "examples", "trust", "curve"):
+        if not isinstance(summary.get(name, {}), dict):
+            raise ValueError(f"{name} is {summary[name]!r:.40}")
+    if not is_share(tail.get("share", 0.3)) or tail.get("rounding", "round") not in ROUNDINGS:
+        raise ValueError(f"tail is {tail!r:.40}")
+    for part in weights if isinstance(weights, list) else [weights]:
+        if not isinstance(part, dict) or not is_number(part.get("r")) or not isinstance(part.get("normalize"), str):
+            raise ValueError(f"weights hold {part!r:.40}")
+    if not isinstance(summary["protocol"].get("attacks", {}), dict):
+        raise ValueError("protocol.attacks are not named")
+
+
 def _assembled(summary: Mapping[str, Any], arrays: dict[str, Any]) -> EvalResult:
+    _check_summary(summary)
+    _check_arrays(arrays, len(summary["per_class"]))
     losses, margins = _pop_suffix(arrays, "_losses"), _pop_suffix(arrays, "_margins")
     arrays.pop("weights", None)
     after = {name.removeprefix("after_"): arrays.pop(name) for name in list(arrays) if name.startswith("after_")}
