@@ -35,6 +35,7 @@ MEMORY_SIGNS = (
     "failed to map segment",
     "bad_alloc",
     "can't start new thread",
+    "could not create a primitive",  # oneDNN
 )
 WRONG_INPUT, PROCESS_LOST, BROKEN_PIPE = 2, 75, 141  # exit codes; after a signal it is 128 + its number
 
