@@ -127,7 +127,7 @@ def _load(path: Path) -> Checkpoint:
             raise UsageError(f"checkpoint {path} is damaged ({file} is missing or changed): delete it to begin again")
         try:
             tensors[part.stem] = safetensors.torch.load_file(part)
-        except SafetensorError as error:
+        except (SafetensorError, RuntimeError) as error:  # RuntimeError: the file went away while it was opened
             reason = f"{error!s:.120}"
             raise UsageError(f"checkpoint {path} is damaged ({file}: {reason}): delete it to begin again") from None
     return Checkpoint(tensors, info)
