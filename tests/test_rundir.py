@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from doubly.errors import UsageError
+from doubly.locks import lock_directory
 from doubly.rundir import (
     RunDir,
     append_metrics,
     is_run,
-    lock_directory,
     read_json,
     read_metrics,
     read_tree,
@@ -26,7 +26,7 @@ from doubly.rundir import (
 HOLD = """
 import sys, time
 from pathlib import Path
-from doubly.rundir import lock_directory
+from doubly.locks import lock_directory
 with lock_directory(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(3600)

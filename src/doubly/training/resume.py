@@ -11,7 +11,8 @@ from doubly.distributed import Communicator, on_rank_zero
 from doubly.distributed.launch import job_id, was_restarted
 from doubly.errors import UsageError
 from doubly.files import write_json, write_text
-from doubly.rundir import DirectoryLock, RunDir, lock_directory, truncate_metrics
+from doubly.locks import DirectoryLock, lock_directory
+from doubly.rundir import RunDir, truncate_metrics
 from doubly.training.passes import describe_prediction
 from doubly.training.snapshot import restore_checkpoint
 from doubly.training.state import TrainState

@@ -4,7 +4,8 @@ import time
 from typing import Any
 
 from doubly.checkpoints.files import find_checkpoint, save_checkpoint
-from doubly.rundir import DirectoryLock, RunDir, append_metrics
+from doubly.locks import DirectoryLock
+from doubly.rundir import RunDir, append_metrics
 from doubly.training.snapshot import make_checkpoint
 from doubly.training.state import TrainState
 
