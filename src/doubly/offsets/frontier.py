@@ -194,8 +194,12 @@ def _read_saved(file: Path, run: Run, protocol: dict[str, Any]) -> Frontier | No
         if saved is None or {**saved["protocol"]} != _as_json(protocol):
             return None
         arrays = load_npz(file.with_suffix(".npz"))
-        return Frontier(_label(run), saved, arrays["correct"], arrays["y"])
-    except (UsageError, OSError, LookupError, ValueError):  # nothing that can be read: computed again
+        correct, y = arrays["correct"], arrays["y"]
+        is_whole = correct.dtype == bool and correct.shape == (len(saved["points"]), len(y)) and y.dtype.kind in "iu"
+        if not is_whole or not all(len(point["sa"]) == 3 for point in saved["points"]):
+            return None
+        return Frontier(_label(run), saved, correct, y)
+    except (UsageError, OSError, LookupError, ValueError, TypeError):  # nothing that can be read: computed again
         return None
 
 
