@@ -1,3 +1,4 @@
+import errno
 import math
 import os
 import subprocess
@@ -8,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from doubly.errors import UsageError
+from doubly.locks import lock_directory
 from doubly.rundir import (
     RunDir,
     append_metrics,
     is_run,
-    lock_directory,
     read_json,
     read_metrics,
     read_tree,
@@ -25,7 +26,7 @@ from doubly.rundir import (
 HOLD = """
 import sys, time
 from pathlib import Path
-from doubly.rundir import lock_directory
+from doubly.locks import lock_directory
 with lock_directory(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(3600)
@@ -143,3 +144,58 @@ def test_the_files_have_the_names_of_the_documentation():
     files = [run.config, run.environment, run.metrics, run.checkpoints, run.evaluation, run.predictions, run.gallery]
     names = ["config.json", "environment.json", "metrics.jsonl", "checkpoints", "evaluation.json", "evaluation.npz"]
     assert [file.name for file in files] == [*names, "gallery.npz"]
+
+
+def test_rows_without_an_epoch_are_refused_when_a_run_resumes(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for line, sentence in [
+        ("{}", "line 2 does not give its epoch"),
+        ('{"epoch": "1"}', "line 2 does not give its epoch"),
+        ('{"epoch": 1.5}', "line 2 does not give its epoch"),
+        ('{"epoch": true}', "line 2 does not give its epoch"),
+        ('{"epoch": 1, "loss": NaN}', "NaN or infinity"),
+        ("[" * 100_000, "line 2 is not a row"),
+        ('{"epoch": ' + "9" * 5000 + "}", "line 2 is not a row"),
+    ]:
+        path.write_text(before := f'{{"epoch": 0}}\n{line}\n{{"epoch": 2}}\n')
+        with pytest.raises(UsageError, match=sentence):
+            truncate_metrics(path, 9)
+        assert path.read_text() == before
+
+
+def test_a_row_that_does_not_fit_on_the_disk_is_not_there_at_all(tmp_path, monkeypatch):
+    run = RunDir(tmp_path)
+    append_metrics(run, {"epoch": 0})
+    append_metrics(run, {"epoch": 1, "folder": "\udcff"})
+    before = run.metrics.read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(UsageError, match=r"metrics\.jsonl cannot be written: the disk is full"):
+        append_metrics(run, {"epoch": 2})
+    assert run.metrics.read_bytes() == before and len(read_metrics(run.metrics)) == 2
+
+
+def test_a_file_system_without_locks_is_explained_and_may_be_used_without(tmp_path, monkeypatch):
+    for number in (errno.ENOLCK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+
+        def flock(*_, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("fcntl.flock", flock)
+        with pytest.raises(UsageError, match=r"file system without locks.*--no-lock"), lock_directory(tmp_path):
+            pass
+        with lock_directory(tmp_path, lock=False) as held:
+            held.check()
+
+
+def test_a_directory_that_is_deleted_renamed_or_replaced_is_noticed_and_leftovers_are_removed(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".metrics.jsonl.999999999").touch()
+    with lock_directory(path) as held:
+        assert [file.name for file in path.iterdir()] == [".lock"]
+        held.check()
+        path.rename(tmp_path / "other")
+        for prepare in (lambda: None, path.mkdir, (path / ".lock").touch):
+            prepare()
+            with pytest.raises(UsageError, match=r"deleted, renamed or replaced.*--resume"):
+                held.check()

@@ -1,17 +1,20 @@
 """The files of a run directory: their names, and how they are written so that a crash loses nothing. No torch."""
 
+import errno
 import glob
 import hashlib
-import json
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from doubly.errors import UsageError
+from doubly.files import explained_writes, json_bytes, write_bytes
+from doubly.files import write_json as write_json
+from doubly.reading import parse_json
+from doubly.reading import read_json as read_json
+from doubly.reading import read_tree as read_tree
 
 Row = dict[str, Any]
 
@@ -109,54 +112,22 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write a JSON file atomically; floats keep every digit.
-
-    Raises:
-        ValueError: If the value contains NaN or infinity, which JSON does not have. The old file stays as it was.
-    """
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    try:
-        _replace(path, text)
-    except UnicodeEncodeError:  # half a surrogate pair, from a file name, can only be written escaped
-        _replace(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """Return the contents of a JSON file.
-
-    Raises:
-        UsageError: If the file is missing, cannot be read or is not valid JSON.
-    """
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist: give a run directory that contains this file") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): give a readable file") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is not valid JSON ({error}): restore it, or delete it and redo that part") from None
-
-
-def read_tree(path: Path) -> dict[str, Any]:
-    """Return the contents of a JSON file that holds an object.
-
-    Raises:
-        UsageError: As `read_json`, and if the file holds anything but an object.
-    """
-    tree = read_json(path)
-    if not isinstance(tree, dict):
-        raise UsageError(f"{path} holds a {type(tree).__name__}, not named fields: restore it or redo that part")
-    return tree
-
-
 def append_metrics(rundir: RunDir, row: Row) -> None:
-    """Append a row to metrics.jsonl and wait until it is on the disk."""
-    line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-    with rundir.metrics.open("a", encoding="utf-8") as stream:
-        stream.write(line)
-        stream.flush()
-        os.fsync(stream.fileno())
+    """Append a row to metrics.jsonl and wait until it is on the disk.
+
+    Raises:
+        WriteError: If it cannot be written; the file then ends with the row before it.
+    """
+    line = json_bytes(row)
+    with explained_writes(rundir.metrics), rundir.metrics.open("ab", buffering=0) as stream:
+        complete = stream.tell()
+        try:
+            if stream.write(line) < len(line):  # the disk had room for a part of it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(stream.fileno())
+        except OSError:
+            stream.truncate(complete)
+            raise
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -181,79 +152,26 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def truncate_metrics(path: Path, epoch: int) -> None:
-    """Drop the rows of `epoch` and later ones, and an unfinished last line: a resumed run writes them again."""
-    if path.is_file():
-        rows = [row for row in read_metrics(path) if row["epoch"] < epoch]
-        _replace(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
-
-
-@contextmanager
-def lock_directory(path: Path) -> Iterator[None]:
-    """Create the directory and keep other processes from training in it while the context lasts.
-
-    The operating system releases the lock when the process ends, even after `kill -9`.
+    """Drop the rows of `epoch` and later ones, and an unfinished last line: a resumed run writes them again.
 
     Raises:
-        UsageError: If another process holds the lock, or the directory cannot be created.
+        UsageError: If a row cannot be read or does not give its epoch.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise UsageError(f"{path} cannot hold a run ({error.strerror}): choose another --output") from None
-    try:
-        if not _acquire(handle):
-            holder = os.pread(handle, 20, 0).decode() if hasattr(os, "pread") else ""
-            raise UsageError(
-                f"{path} is in use by another run (process {holder or 'unknown'}); "
-                "wait for it or choose another --output"
-            )
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
-        yield
-    finally:
-        os.close(handle)  # releases the lock as well
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _acquire(handle: int) -> bool:
-        os.lseek(handle, 1 << 20, os.SEEK_SET)  # a byte far behind the process id, which stays readable
+    if path.is_file():
+        rows = read_metrics(path)
+        for number, row in enumerate(rows, start=1):
+            if type(row.get("epoch")) is not int:
+                raise UsageError(f"{path}, line {number} does not give its epoch: repair or remove that line")
         try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        os.lseek(handle, 0, os.SEEK_SET)
-        return True
-
-else:
-    import fcntl
-
-    def _acquire(handle: int) -> bool:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            lines = [json_bytes(row) for row in rows if row["epoch"] < epoch]
+        except ValueError:
+            raise UsageError(f"{path} holds NaN or infinity, which no run writes: repair or remove that line") from None
+        write_bytes(path, b"".join(lines))
 
 
 def _row(line: bytes) -> Row | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line, any_number=True)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the text of a file so that after a crash it holds either all of the old text or all of the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

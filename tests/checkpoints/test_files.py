@@ -198,6 +198,7 @@ def test_damage_is_noticed_and_named(tmp_path):
     for name in ("model.safetensors", "state.safetensors", "state.json"):
         for kind in ("removed", "cut", "emptied", "one bit"):
             folder = tmp_path / name / kind
+            folder.mkdir(parents=True)
             write(folder, 1)
             damage(folder / "last" / name, kind)
             with pytest.raises(UsageError) as error:

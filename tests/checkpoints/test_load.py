@@ -7,6 +7,7 @@ import pytest
 import safetensors
 import torch
 
+import doubly.checkpoints.files as files
 import doubly.checkpoints.load as loading
 from doubly.checkpoints import load_model, load_run
 from doubly.checkpoints.export import export_run
@@ -111,3 +112,30 @@ def test_a_network_is_loaded_ready_for_inference_from_text_or_path(tiny, tmp_pat
         assert model.classes == ("0", "1", "2") and model(torch.rand(1, 1, 4, 4)).shape == (1, 3)
     with pytest.raises(UsageError, match="no run directory"):
         load(str(tmp_path))
+
+
+def test_a_file_that_is_gone_while_its_checkpoint_is_replaced_is_looked_for_again(trained, monkeypatch):
+    _, path = trained
+    folder = path / "checkpoints"
+    checkpoint, original, replaced = loading.load_checkpoint(folder / "last"), files.sha256, []
+    info = {key: value for key, value in checkpoint.info.items() if key not in ("schema", "checksums")}
+
+    def gone(file):
+        if file.parent == folder / "last" and len(replaced) < limit:
+            replaced.append(file)
+            with monkeypatch.context() as patch:
+                patch.setattr(files, "sha256", original)
+                files.save_checkpoint(folder, "last", files.Checkpoint(checkpoint.tensors, info))
+            raise FileNotFoundError(2, "No such file or directory", str(file))
+        return original(file)
+
+    monkeypatch.setattr(files, "sha256", gone)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    for limit, is_read in ((4, True), (10**6, False)):
+        replaced.clear()
+        if is_read:
+            assert load_trained_weights(path, "last").path == folder / "last" and len(replaced) == limit
+        else:
+            with pytest.raises(UsageError, match=r"last cannot be read \(No such file"):
+                load_trained_weights(path, "last")
+            assert len(replaced) == loading.MAX_ATTEMPTS + 1

@@ -1,13 +1,15 @@
 """doubly itself: help, version, exit codes, torchrun, and which verbs do without torch."""
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from doubly.cli import VERBS
+from doubly.cli import VERBS, main
 from doubly.errors import Interrupted, NonFiniteError, ProcessLost, UsageError
 from doubly.version import __version__
 
@@ -69,6 +71,10 @@ def test_errors_become_exit_codes_and_one_sentence(cli, raising):
         (UsageError("wrong"), 2, "doubly: wrong\n"),
         (NonFiniteError("nan"), 2, "doubly: nan\n"),
         (OSError("disk full"), 2, "doubly: disk full\n"),
+        (OSError(30, "Read-only", "a/b"), 2, "doubly: a/b cannot be used (Read-only): check the path, its permissions"),
+        (MemoryError(), 2, "doubly: there is not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "doubly: there is not enough memory"),
+        (ImportError("libtorch.so: failed to map segment from shared object"), 2, "doubly: there is not enough mem"),
         (ProcessLost("gone"), 75, "doubly: another process of this run has ended or cannot be reached (gone)"),
         (terminated, 143, "doubly: stopped\n"),
         (KeyboardInterrupt(), 130, ""),
@@ -93,3 +99,17 @@ def test_the_first_process_of_torchrun_prints_and_errors_of_others_name_their_pr
     code, _, err = cli("doctor")
     assert code == 2 and "doctor runs in one process: start it without torchrun, which is for train and evaluate" in err
     assert cli("--version").out == f"doubly {__version__}\n"
+
+
+def test_characters_that_the_terminal_does_not_have_are_replaced(monkeypatch, raising):
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding="ascii") for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    for name, stderr in (("OUT", False), ("ERR", True)):
+        monkeypatch.setattr(f"doubly.cli.{name}", Console(stderr=stderr))
+    raising(UsageError("ε is too large"))
+    assert main(["--help"]) == 0 and main(["list", "methods"]) == 0 and main(["export"]) == 2
+    for stream in streams.values():
+        stream.flush()
+    assert streams["stderr"].buffer.getvalue() == b"doubly: ? is too large\n"
+    assert b"train" in streams["stdout"].buffer.getvalue()

@@ -12,7 +12,8 @@ from torch import nn
 
 from doubly import DONE, PGD, Batch, LinfBall, TrainStep, UsageError, evaluate, train
 from doubly.checkpoints.files import Checkpoint, load_checkpoint, save_checkpoint
-from doubly.rundir import lock_directory, sha256
+from doubly.locks import lock_directory
+from doubly.rundir import sha256
 
 NETWORKS = """
 import torch

@@ -1,10 +1,12 @@
 import pickle
+import zipfile
 
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
 
+from doubly import reading
 from doubly.errors import UsageError
 from doubly.models.weights import fill_model, load_weights
 
@@ -83,3 +85,20 @@ def test_names_and_shapes_that_do_not_fit_are_named_and_change_nothing(tmp_path)
     ):
         assert text in refused(fill_model, model, tensors, tmp_path / "weights")
     assert torch.equal(model[1].weight, before)
+
+
+def test_tensors_without_a_name_of_text_complex_ones_and_bombs_are_refused(tmp_path, monkeypatch):
+    good, path = network().state_dict(), tmp_path / "weights.pt"
+    for tensors, sentence in [
+        ({0: torch.zeros(1), **good}, "names a tensor 0, and names are text"),
+        ({**good, "1.bias": torch.zeros(3, dtype=torch.complex64)}, "complex numbers in '1.bias'"),
+        ({**good, "1.bias": torch.zeros(3).to_sparse()}, "layout torch.sparse_coo in '1.bias'"),
+        ({**good, "1.bias": 1j}, "holds no state dict"),
+        ({"state_dict": {1: torch.zeros(1)}}, "names a tensor 1"),
+    ]:
+        torch.save(tensors, path)
+        assert sentence in refused(load_weights, network(), path), sentence
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data/0", bytes(2**22))
+    monkeypatch.setattr(reading, "MAX_UNPACKED_BYTES", 2**20)
+    assert "weights.pt would become 4 MiB" in refused(load_weights, network(), path)

@@ -58,9 +58,40 @@ def test_fields_of_another_type_and_unknown_schemas_are_refused(make_run):
         ("protocol", "PGD", "protocol is"),
         ("curve", [], "curve is"),
         ("autoattack", None, "autoattack is"),
+        ("tail", [], "tail is"),
+        ("tail", {"share": "x", "ra_tail_30": 1}, "share of the tail is 'x'"),
+        ("tail", {"pgd": 3}, "tail under 'pgd' is 3"),
+        ("tail", {"pgd": {"value": "x"}}, "tail under 'pgd' is 'x'"),
+        ("tail", {"pgd": {"classes": [1]}}, "classes of the tail under 'pgd'"),
+        ("ra_pgd", [0.5], "ra_pgd is"),
+        ("ra_pgd", True, "ra_pgd is True"),
+        ("ra_pgd", 10**18, "ra_pgd is"),
+        ("n", -1, "n is -1"),
+        ("epoch", "last", "epoch is"),
+        ("schema", [], "schema"),
+        ("confusion", {"pgd": 1}, "confusion under 'pgd'"),
+        ("confusion", {"pgd": [[1, 2]]}, "confusion under 'pgd'"),
+        ("confusion", {"pgd": [["x"] * 10] * 10}, "confusion under 'pgd'"),
+        ("curve", {"points": [{"epsilon": "x"}]}, "ε of a point"),
+        ("weights", [3], "weights is"),
+        ("weights", [{"r": 1.0, "quantiles_per_class": {"0": [1]}}], "quantiles"),
+        ("ra_tail_30_classes", [[]], "ra_tail_30_classes is"),
+        ("protocol", {"attack": {"threat": {"radius": "x"}}}, "protocol.attack.threat.radius"),
+        ("trust", {"lines": 3}, "trust.lines is 3"),
     ]:
         with pytest.raises(UsageError, match=rf"evaluation\.json .*{message}"):
             collect([change(make_run(epochs=0), **{key: value})])
+    for row in (
+        '{"loss": 1.0}',
+        '{"epoch": "1"}',
+        '{"epoch": true}',
+        f'{{"epoch": 0, "loss": {"9" * 400}}}',
+        '{"epoch": 0, "validation": {"sa": "x"}}',
+    ):
+        path = make_run(epochs=0)
+        (path / "metrics.jsonl").write_text(f"{row}\n")
+        with pytest.raises(UsageError, match="line 1"):
+            collect([path])
     for row in ('{"loss": 1.0}', '{"epoch": 0, "validation": null}', '{"epoch": 0, "seconds": "x"}'):
         path = make_run(epochs=0)
         (path / "metrics.jsonl").write_text(f"{row}\n")

@@ -1,5 +1,8 @@
 """Runs that were stopped: they end with the bits of a run that was not."""
 
+import errno
+import os
+import shutil
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,7 +16,7 @@ from doubly.checkpoints.files import seal_checkpoint
 from doubly.config import serialize
 from doubly.errors import UsageError
 from doubly.methods import DONE, WAT, DONEClass, Method
-from doubly.rundir import read_json, read_metrics
+from doubly.rundir import read_json, read_metrics, sha256
 from doubly.threat import LinfBall
 from doubly.types import Objective
 
@@ -228,3 +231,43 @@ def test_sampling_is_called_once_per_epoch_also_if_a_run_is_resumed_inside_one(t
         tiny.train(run, tmp_path / str(after), resume=True)
         assert calls == CALLS, f"stopped after step {after}"
         assert same_bits(tiny.checkpoint(tmp_path / str(after))[0], tiny.checkpoint(tmp_path / "whole")[0])
+
+
+def test_a_run_directory_that_goes_away_stops_the_run_and_is_not_made_again(tiny, tmp_path):
+    path, moved = tmp_path / "run", tmp_path / "moved"
+    for leave in (lambda: shutil.rmtree(path), lambda: path.rename(moved), lambda: (path.rename(moved), path.mkdir())):
+        for seconds in (0.0, 1e9):  # the next thing that is written is a checkpoint, or a row of metrics
+
+            class Leaving(Callback):
+                def on_step(self, epoch, step, steps, leave=leave):
+                    if (epoch, step) == (1, 2):
+                        leave()
+
+            with pytest.raises(UsageError, match=r"run was deleted, renamed or replaced.*--resume --output"):
+                tiny.train(tiny.run(save_seconds=seconds), path, callbacks=[Leaving()])
+            assert not path.exists() or not list(path.iterdir())
+            assert seconds or not moved.exists() or (moved / "checkpoints" / "last" / "state.json").is_file()
+            for folder in (path, moved):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_full_disk_stops_the_run_with_a_sentence_and_the_checkpoint_before_resumes(tiny, tmp_path, monkeypatch):
+    whole, run = tmp_path / "whole", tiny.run(save_seconds=0.0)
+    tiny.train(run, whole)
+    for limit in (3, 5, 9, 14, 22):  # writes that fit on the disk
+        path, left = tmp_path / str(limit), [limit]
+
+        def full(handle, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(UsageError, match=r"cannot be written: the disk is full.*unchanged: make room"):
+                tiny.train(run, path)
+        assert not [p for p in path.rglob(".*") if p.name != ".lock"]
+        tiny.train(run, path, resume=True)
+        assert sha256(path / "checkpoints/last/model.safetensors") == sha256(
+            whole / "checkpoints/last/model.safetensors"
+        )

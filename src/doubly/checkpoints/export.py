@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import safetensors.torch
-
+from doubly.checkpoints.files import save_tensors
 from doubly.checkpoints.load import load_run, load_trained_weights
+from doubly.files import make_folder
 
 
 def export_run(directory: Path, output: Path, checkpoint: str = "last") -> None:
@@ -22,5 +22,5 @@ def export_run(directory: Path, output: Path, checkpoint: str = "last") -> None:
     """
     metadata = {"format": "pt", "recipe": load_run(directory).name, "checkpoint": checkpoint}
     weights = load_trained_weights(directory, checkpoint)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_file(weights.tensors, output, metadata)
+    make_folder(output.parent)
+    save_tensors(output, weights.tensors, metadata)

@@ -4,8 +4,8 @@ A checkpoint is written beside the old one, flushed to disk and renamed; the old
 complete.
 """
 
-import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from doubly.errors import UsageError
-from doubly.rundir import read_json, sha256, write_json
+from doubly.files import WriteError, explained_writes, flush, replacing, write_json, write_text
+from doubly.reading import read_json
+from doubly.rundir import sha256
 
 SCHEMA = 3
 UNSEALED_SCHEMA = 2  # of older checkpoints, whose state.json has no checksum
@@ -34,38 +36,56 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
-    """Write folder/name atomically, with checksums of the tensor files and of state.json, which lists them."""
+    """Write folder/name atomically, with checksums of the tensor files and of state.json, which lists them.
+
+    The folder is created if needed, the one that it lies in is not: a run directory that was deleted stays deleted.
+
+    Raises:
+        WriteError: If it cannot be written; the checkpoint before it is as it was.
+    """
     target, new, previous = folder / name, folder / f".{name}.new", folder / f".{name}.previous"
+    try:
+        with explained_writes(target):
+            _write_new(new, checkpoint)
+    except WriteError:
+        shutil.rmtree(new, ignore_errors=True)  # room for others
+        raise
+    with explained_writes(target):
+        if target.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            target.rename(previous)
+        new.rename(target)
+        flush(folder)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _write_new(new: Path, checkpoint: Checkpoint) -> None:
     shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
+    new.parent.mkdir(exist_ok=True)
+    new.mkdir()
     for group, values in checkpoint.tensors.items():
         file = new / f"{group}.safetensors"
         safetensors.torch.save_file({k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, file)
-        _flush(file)
+        flush(file)
     checksums = {file.name: sha256(file) for file in sorted(new.iterdir())}
     write_json(new / "state.json", {"schema": SCHEMA, "checksums": checksums, **checkpoint.info})
     seal_checkpoint(new)
-    _flush(new / SEAL)
-    _flush(new)
-    if target.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        target.rename(previous)
-    new.rename(target)
-    _flush(folder)
-    shutil.rmtree(previous, ignore_errors=True)
+    flush(new)
 
 
 def seal_checkpoint(path: Path) -> None:
     """Write the checksum of a checkpoint's state.json beside it."""
-    (path / SEAL).write_text(sha256(path / "state.json") + "\n", encoding="ascii")
+    write_text(path / SEAL, sha256(path / "state.json") + "\n")
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file atomically.
+
+    Raises:
+        WriteError: If it cannot be written.
+    """
+    with replacing(path) as unfinished:
+        safetensors.torch.save_file(dict(tensors), unfinished, dict(metadata))
 
 
 def find_checkpoint(folder: Path, name: str) -> Path | None:
@@ -79,6 +99,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UsageError: If it is damaged, or of another version.
     """
+    try:
+        return _load(path)
+    except OSError as error:  # also where another process has just replaced it
+        raise UsageError(
+            f"checkpoint {path} cannot be read ({error.strerror or error}): delete it to begin again"
+        ) from None
+
+
+def _load(path: Path) -> Checkpoint:
     if not (path / "state.json").is_file():
         raise UsageError(f"checkpoint {path} is damaged (state.json is missing): delete it to begin again")
     info = read_json(path / "state.json")
@@ -98,8 +127,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
             raise UsageError(f"checkpoint {path} is damaged ({file} is missing or changed): delete it to begin again")
         try:
             tensors[part.stem] = safetensors.torch.load_file(part)
-        except SafetensorError as error:
-            raise UsageError(f"checkpoint {path} is damaged ({file}: {error}): delete it to begin again") from None
+        except (SafetensorError, RuntimeError) as error:  # RuntimeError: the file went away while it was opened
+            reason = f"{error!s:.120}"
+            raise UsageError(f"checkpoint {path} is damaged ({file}: {reason}): delete it to begin again") from None
     return Checkpoint(tensors, info)
 
 

@@ -20,7 +20,7 @@ from doubly.seeding import global_generators
 
 # How a run is named in tables, and how and where it is computed: a run may be resumed with other values.
 NOT_COMPARED = ("label", "table", "device", "save_seconds", "microbatch", "recompute_activations")
-RETRY_SECONDS = 0.2  # a run that is training may replace a checkpoint while it is read
+MAX_ATTEMPTS, RETRY_SECONDS = 10, 0.1  # a run that is training may replace a checkpoint while it is read
 
 
 class TrainedWeights(NamedTuple):
@@ -85,6 +85,18 @@ def load_trained_weights(path: Path, checkpoint: str) -> TrainedWeights:
     Raises:
         UsageError: If there is no such checkpoint, or it is damaged.
     """
+    for attempt in range(MAX_ATTEMPTS):
+        before = _identity(path, checkpoint)
+        try:
+            return _load_weights(path, checkpoint)
+        except UsageError:
+            time.sleep(RETRY_SECONDS)
+            if attempt > 0 and _identity(path, checkpoint) == before:  # nobody replaces it: it is damaged
+                raise
+    return _load_weights(path, checkpoint)
+
+
+def _load_weights(path: Path, checkpoint: str) -> TrainedWeights:
     folder = RunDir(path).checkpoints
     location = find_checkpoint(folder, checkpoint)
     if location is None:
@@ -92,13 +104,20 @@ def load_trained_weights(path: Path, checkpoint: str) -> TrainedWeights:
         raise UsageError(
             f"{path} has no checkpoint '{checkpoint}' (there are: {names}): train first, or choose another"
         )
+    tensors, info = load_checkpoint(location)
+    weights = tensors.get("ema") or tensors.get("model")
+    if weights is None:
+        raise UsageError(f"checkpoint {location} is damaged (it holds no network): delete it to begin again")
+    return TrainedWeights(weights, info, location)
+
+
+def _identity(path: Path, checkpoint: str) -> tuple[Path, int] | None:
+    """Return what changes when a checkpoint is replaced: where it is found, and the number of that folder."""
+    location = find_checkpoint(RunDir(path).checkpoints, checkpoint)
     try:
-        tensors, info = load_checkpoint(location)
-    except UsageError:
-        time.sleep(RETRY_SECONDS)
-        location = find_checkpoint(folder, checkpoint) or location
-        tensors, info = load_checkpoint(location)
-    return TrainedWeights(tensors.get("ema") or tensors["model"], info, location)
+        return None if location is None else (location, location.stat().st_ino)
+    except OSError:
+        return None
 
 
 def load(

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import NamedTuple
 
 from rich.console import Console
@@ -21,6 +22,21 @@ OUT, ERR = Console(), Console(stderr=True)
 VerbFunction = Callable[[list[str], Console, Console], int]
 """Takes the arguments, the console for results and the one for messages; returns the exit code."""
 
+OUT_OF_MEMORY = (
+    "there is not enough memory: end other programs, raise the limit (`ulimit -v` shows it), or use fewer images at a "
+    "time (--batch-size, --microbatch) or a smaller network; finished work is saved"
+)
+# Texts of errors by which torch and the loader of shared libraries say that memory ran out.
+MEMORY_SIGNS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Cannot allocate memory",
+    "failed to map segment",
+    "bad_alloc",
+    "can't start new thread",
+    "could not create a primitive",  # oneDNN
+)
 WRONG_INPUT, PROCESS_LOST, BROKEN_PIPE = 2, 75, 141  # exit codes; after a signal it is 128 + its number
 
 
@@ -75,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 if there is no result, 2 for wrong input, 130 or 143 after a signal, 75 if another process
         of the run was lost.
     """
+    _print_any_character()
     words = [*(sys.argv[1:] if arguments is None else arguments)]  # `list` may be the module of that verb here
     rank = os.environ.get("RANK", "0") if _is_distributed() else "0"
     OUT.quiet = rank != "0"  # of the processes of torchrun only the first prints results
@@ -93,8 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProcessLost as lost:
         _print_error(f"{name}: {lost}")
         return PROCESS_LOST
-    except (UsageError, ArithmeticError, OSError) as error:  # OSError: a full disk, a folder that cannot be written
+    except (UsageError, ArithmeticError) as error:
         _print_error(f"{name}: {error}")
+        return WRONG_INPUT
+    except OSError as error:  # of files that others read or write for us
+        _print_error(f"{name}: {_describe(error)}")
+        return WRONG_INPUT
+    except (MemoryError, RuntimeError, ImportError, SystemError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _print_error(f"{name}: {OUT_OF_MEMORY}")
         return WRONG_INPUT
 
 
@@ -112,6 +137,25 @@ def _run(words: list[str]) -> int:
         raise UsageError(f"{words[0]} runs in one process: start it without torchrun, which is for {allowed}")
     function: VerbFunction = getattr(import_module(f"doubly.cli.{words[0]}"), VERBS[words[0]].function)
     return function(words[1:], OUT, ERR)
+
+
+def _print_any_character() -> None:
+    """Print a question mark for a character that the terminal's encoding does not have, in place of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def _describe(error: OSError) -> str:
+    """Return what the system reported, and what to do."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename} cannot be used ({error.strerror}): check the path, its permissions and the disk"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the memory ran out, also where torch says so, or where a library could not be loaded for it."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in MEMORY_SIGNS)
 
 
 def _is_distributed() -> bool:

@@ -21,6 +21,7 @@ from rich.table import Table
 from doubly.cli.options import DataRoot, parse_options, pop_flag
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
+from doubly.files import make_folder, replacing, write_json
 from doubly.text import escape_terminal
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -137,7 +138,8 @@ def inspect(arguments: list[str], out: Console) -> None:
     if splits.note:
         print_line(out, splits.note)
     if picture is not None:
-        contact_sheet(train, options.columns).save(picture)
+        with replacing(picture) as file:
+            contact_sheet(train, options.columns).save(file)
         print_line(out, f"wrote {picture}")
 
 
@@ -174,7 +176,6 @@ def imbalance(arguments: list[str], out: Console) -> None:
     from doubly.config.serialize import to_json
     from doubly.data import IMBALANCES, load_splits
     from doubly.data.imbalance import selection_file
-    from doubly.rundir import write_json
 
     if not options.ratio:
         raise UsageError("give at least one --ratio, as in --ratio 0.1 0.2 0.5")
@@ -182,7 +183,7 @@ def imbalance(arguments: list[str], out: Console) -> None:
     source = run_for_source(options.name, options.data_root, changes).data
     train = load_splits(source).train
     subsets = [train.subset(rule.keep(train.y, len(train.classes))) for rule in imbalances]  # all before any is written
-    options.output.mkdir(parents=True, exist_ok=True)
+    make_folder(options.output)
     for rule, subset in zip(imbalances, subsets, strict=True):
         path = (
             options.output

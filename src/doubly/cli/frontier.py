@@ -78,10 +78,11 @@ def frontier(arguments: list[str], out: Console, err: Console) -> int:
         raise UsageError(f"max_loss is a share in [0, 1), such as 0.005 for half a point, got {options.max_loss:g}")
     from doubly.cli.progress import terminal_progress
     from doubly.evaluation.io import check_folder
+    from doubly.files import make_folder, write_json
     from doubly.jobs.signals import interrupt_on_signals
     from doubly.offsets.comparison import compare_runs
     from doubly.report.figures import frontier as draw
-    from doubly.rundir import runs_in, write_json
+    from doubly.rundir import runs_in
 
     check_folder(options.output)
     paths = list(dict.fromkeys(run for path in options.runs for run in runs_in(path)))
@@ -89,7 +90,7 @@ def frontier(arguments: list[str], out: Console, err: Console) -> int:
         frontiers = [_compute(options, path, callback) for path in paths]
     rows = compare_runs(frontiers, options.max_loss)
     print_frontiers(frontiers, rows, [str(path) for path in paths], out)
-    options.output.mkdir(parents=True, exist_ok=True)
+    make_folder(options.output)
     write_json(options.output / "comparison.json", [{"run": str(p), **row} for p, row in zip(paths, rows, strict=True)])
     draw(_by_label(frontiers), options.output / "frontier")
     print_line(out, f"wrote {_file_name(options.config.split)} into each run, and {options.output / 'frontier.png'}")

@@ -12,6 +12,7 @@ from doubly.cli.study_flags import refuse_run_settings
 from doubly.cli.study_table import show_study
 from doubly.cli.tables import print_line
 from doubly.errors import UsageError
+from doubly.files import make_folder, write_text
 
 if TYPE_CHECKING:
     from doubly.studies.planned import PlannedStudy
@@ -260,8 +261,8 @@ def _write_slurm(study: "PlannedStudy", path: Path, out: Console, err: Console) 
         print_line(out, f"all {len(study.jobs)} runs are done; now: {study.report_command}")
         return 0
     text = study.slurm_script(lambda message: print_line(err, message))
-    study.output.mkdir(parents=True, exist_ok=True)  # for the logs
-    path.write_text(text, encoding="utf-8")
+    make_folder(study.output)  # for the logs
+    write_text(path, text)
     runs = len(study.unfinished)
     print_line(out, f"wrote {path}, {runs} runs: submit it with `sbatch {path}`, and then {study.report_command}")
     return 0

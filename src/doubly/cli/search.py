@@ -37,6 +37,7 @@ def search(arguments: list[str], out: Console, err: Console) -> int:
     from doubly.cli.search_options import parse_search_options
     from doubly.cli.tensorboard import tensorboard_factories
     from doubly.config.serialize import to_json, with_changes
+    from doubly.evaluation.io import check_folder
     from doubly.jobs.search import Search, default_space, run_searches
 
     options = parse_search_options(arguments)
@@ -47,6 +48,7 @@ def search(arguments: list[str], out: Console, err: Console) -> int:
     space = default_space(run) if options.space is None else _read_space(options.space)
     callbacks = tensorboard_factories(options.tensorboard)
     plan = Search(run, space, output, options.trials, options.splits, callbacks=callbacks)
+    check_folder(output)
     (result,) = run_searches([plan], options.jobs, out)
     out.print(trials_table(result, f"{run.name}: hold-out, best first"))
     if not any(part for trial in result["trials"] for part in trial["holdouts"]):

@@ -1,7 +1,6 @@
 """Runs as the command line names them: a dataset, a recipe, a folder or a file, with changes of single fields."""
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from doubly.data import DATASETS, Arrays, DataSource, ImageFolder
 from doubly.errors import UsageError
 from doubly.methods import Standard
 from doubly.models import Model, SmallCNN
+from doubly.reading import parse_json
 from doubly.recipes import RECIPES, recipe
 from doubly.recipes.own_data import look_at, own_data_run
 from doubly.text import parse_number
@@ -41,7 +41,7 @@ def apply_changes(run: Run, changes: Sequence[str]) -> Run:
         if not equals:
             raise UsageError(f"--set is written PATH=KIND or PATH=JSON, got '{change}'")
         try:
-            value = text if text in KINDS else json.loads(text)
+            value = text if text in KINDS else parse_json(text)
         except ValueError:
             raise UsageError(f"--set {path}: '{text}' is neither JSON nor a kind{suggestion(text, KINDS)}") from None
         run = with_change(run, path, value)

@@ -68,7 +68,7 @@ def _train(options: "TrainOptions", out: Console) -> int:
         if options.resume and not find_checkpoint(RunDir(output).checkpoints, "last"):
             lines.on_message(f"there is no checkpoint in {output} to resume: training starts from the beginning")
         try:
-            train_run(run, output, resume=options.resume, callbacks=callbacks, stop=request)
+            train_run(run, output, resume=options.resume, callbacks=callbacks, stop=request, lock=not options.no_lock)
         except Interrupted as stopped:
             lines.on_message(f"{stopped}; saved: add --resume to continue")
             return 128 + (request.number or stopped.number)

@@ -29,6 +29,8 @@ class TrainOptions(RunOptions):
     """number of CPU threads"""
     dry_run: bool = False
     """estimate how long training would take on this machine, from a few seconds of timing; train nothing"""
+    no_lock: bool = False
+    """do not lock the run directory: for a file system without locks, where you start no second run in DIR"""
 
     @property
     def output_dir(self) -> Path:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -12,9 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from doubly.errors import UsageError
+from doubly.evaluation.metrics import ROUNDINGS
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.summary import SCHEMA
-from doubly.rundir import RunDir, read_json, write_json
+from doubly.files import json_bytes, make_folder, remove_leftovers, replacing, write_arrays
+from doubly.reading import load_npz, read_json
+from doubly.report.evaluation_fault import is_number, is_share
+from doubly.rundir import RunDir
 
 
 def check_folder(path: Path) -> None:
@@ -38,7 +41,8 @@ def write_result(result: EvalResult, folder: Path, extra: Mapping[str, Any]) -> 
         folder: Where to write; it is created if needed.
         extra: Further fields of evaluation.json.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    remove_leftovers(folder)
     arrays: dict[str, Any] = {"y": result.y, "ids": np.arange(result.n) if result.ids is None else result.ids}
     arrays |= result.predictions
     arrays |= {f"{name}_losses": values for name, values in result.losses.items()}
@@ -46,8 +50,9 @@ def write_result(result: EvalResult, folder: Path, extra: Mapping[str, Any]) -> 
     arrays |= {f"after_{name}": values for name, values in result.robust_after.items()}
     if "pgd" in result.losses and result.weights_r:
         arrays["weights"] = np.stack([result.weights(r, result.weights_normalize).weights for r in result.weights_r])
-    write_arrays(RunDir(folder).predictions, arrays)
-    write_json(RunDir(folder).evaluation, {**extra, **result.summary()})
+    with replacing(RunDir(folder).evaluation) as unfinished:  # both are complete before one is replaced
+        unfinished.write_bytes(json_bytes({**extra, **result.summary()}, indent=2))
+        write_arrays(RunDir(folder).predictions, arrays)
 
 
 def write_gallery(folder: Path, arrays: Mapping[str, Any] | None) -> None:
@@ -55,15 +60,8 @@ def write_gallery(folder: Path, arrays: Mapping[str, Any] | None) -> None:
     if arrays is None:
         RunDir(folder).gallery.unlink(missing_ok=True)
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_arrays(RunDir(folder).gallery, arrays)
-
-
-def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write an .npz file atomically: under another name first."""
-    unfinished = path.with_name(f".{path.stem}-{os.getpid()}.npz")
-    np.savez(unfinished, **arrays)
-    unfinished.replace(path)
 
 
 def read_result(folder: Path) -> EvalResult:
@@ -76,17 +74,46 @@ def read_result(folder: Path) -> EvalResult:
     if not isinstance(summary, dict) or summary.get("schema") not in (1, SCHEMA):
         raise UsageError(f"{RunDir(folder).evaluation} is of another version: run `doubly evaluate` again")
     try:
-        with RunDir(folder).predictions.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return _assembled(summary, arrays)
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, BadZipFile) as error:
+        return _assembled(summary, load_npz(RunDir(folder).predictions))
+    except UsageError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{folder}: evaluation.json and evaluation.npz do not hold a complete evaluation ({type(error).__name__}: "
             f"{error!s:.60}): run `doubly evaluate` again"
         ) from None
 
 
+def _check_arrays(arrays: Mapping[str, Any], classes: int) -> None:
+    """Refuse arrays that are not labels, predictions and numbers of the same samples."""
+    n = len(arrays["y"])
+    for name, values in arrays.items():
+        is_label = name in ("y", "ids", "clean") or not name.endswith(("_losses", "_margins"))
+        kinds = "b" if name.startswith("after_") else "iu" if is_label and name != "weights" else "f"
+        if values.dtype.kind not in kinds or values.shape[-1:] != (n,) or values.ndim != 1 + (name == "weights"):
+            raise ValueError(f"{name} is of {values.dtype} and shape {values.shape}")
+    if n == 0 or arrays["y"].min() < 0 or arrays["y"].max() >= classes:
+        raise ValueError("y holds other labels than the classes")
+
+
+def _check_summary(summary: Mapping[str, Any]) -> None:
+    """Refuse fields of another type than `summarize` writes."""
+    tail, weights = summary.get("tail", {}), summary.get("weights", [])
+    for name in ("per_class", "protocol", "tail", "autoattack", "examples", "trust", "curve"):
+        if not isinstance(summary.get(name, {}), dict):
+            raise ValueError(f"{name} is {summary[name]!r:.40}")
+    if not is_share(tail.get("share", 0.3)) or tail.get("rounding", "round") not in ROUNDINGS:
+        raise ValueError(f"tail is {tail!r:.40}")
+    for part in weights if isinstance(weights, list) else [weights]:
+        if not isinstance(part, dict) or not is_number(part.get("r")) or not isinstance(part.get("normalize"), str):
+            raise ValueError(f"weights hold {part!r:.40}")
+    if not isinstance(summary["protocol"].get("attacks", {}), dict):
+        raise ValueError("protocol.attacks are not named")
+
+
 def _assembled(summary: Mapping[str, Any], arrays: dict[str, Any]) -> EvalResult:
+    _check_summary(summary)
+    _check_arrays(arrays, len(summary["per_class"]))
     losses, margins = _pop_suffix(arrays, "_losses"), _pop_suffix(arrays, "_margins")
     arrays.pop("weights", None)
     after = {name.removeprefix("after_"): arrays.pop(name) for name in list(arrays) if name.startswith("after_")}
@@ -119,7 +146,8 @@ def _pop_suffix(arrays: dict[str, Any], suffix: str) -> dict[str, Any]:
 def write_example_arrays(folder: Path, attacked: Tensor, y: Tensor, ids: Tensor) -> Tensor:
     """Write attacked images exactly, into examples.npz, and return the images as read back."""
     _clear_examples(folder)
-    np.savez(folder / "examples.npz", x=attacked.cpu().numpy(), y=y.cpu().numpy(), ids=ids.cpu().numpy())
+    arrays = {"x": attacked.cpu().numpy(), "y": y.cpu().numpy(), "ids": ids.cpu().numpy()}
+    write_arrays(folder / "examples.npz", arrays)
     with np.load(folder / "examples.npz", allow_pickle=False) as file:
         return torch.from_numpy(file["x"])
 
@@ -132,7 +160,8 @@ def write_example_pictures(folder: Path, levels: NDArray[np.uint8], y: Tensor, i
     images = []
     for pixels, image_id, label in zip(levels, ids.tolist(), y.tolist(), strict=True):
         file = folder / f"{image_id:06d}-class{label:03d}.png"
-        Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file)
+        with replacing(file) as unfinished:
+            Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(unfinished)
         with Image.open(file) as picture:
             array = np.asarray(picture)
         images.append(torch.from_numpy(array.reshape(pixels.shape).copy()).permute(2, 0, 1))
@@ -141,6 +170,7 @@ def write_example_pictures(folder: Path, levels: NDArray[np.uint8], y: Tensor, i
 
 def _clear_examples(folder: Path) -> None:
     """Create the folder, and remove the examples of an earlier evaluation."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    remove_leftovers(folder)
     for old in (*folder.glob("[0-9]*-class[0-9]*.png"), *folder.glob("examples.npz")):
         old.unlink()

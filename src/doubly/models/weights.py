@@ -1,6 +1,7 @@
 """Weights from files: fill a network from a state dict, with a sentence where it does not fit."""
 
 import re
+import zipfile
 from pathlib import Path
 
 import safetensors.torch
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly.errors import UsageError
+from doubly.reading import check_zip
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -20,7 +22,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
         if path.suffix == ".safetensors":
             tensors: object = safetensors.torch.load_file(path)
         else:
+            if zipfile.is_zipfile(path):
+                check_zip(path)
             tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except UsageError:
+        raise
     except FileNotFoundError:
         raise UsageError(f"there is no weights file {path}: check the path") from None
     except Exception as error:
@@ -32,6 +38,12 @@ def load_weights(model: nn.Module, path: Path) -> None:
         tensors = tensors["state_dict"]
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise UsageError(f"{path} holds no state dict: save model.state_dict(), or a safetensors file")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise UsageError(f"{path} names a tensor {name!r:.40}, and names are text: save model.state_dict()")
+        if tensor.is_complex() or tensor.layout != torch.strided:
+            kind = "complex numbers" if tensor.is_complex() else f"the layout {tensor.layout}"
+            raise UsageError(f"{path} has {kind} in '{name}': save a state dict of plain real tensors")
     fill_model(model, tensors, path)
 
 

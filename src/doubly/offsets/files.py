@@ -1,20 +1,19 @@
 """The files of a repair: a network that others can load, as safetensors, and JSON that says what was done."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 from doubly.checkpoints import Checkpoint, load_run, save_checkpoint
+from doubly.checkpoints.files import save_tensors
 from doubly.config.serialize import to_json
 from doubly.config.user_code import WithOffsets
 from doubly.errors import UsageError
 from doubly.evaluation.io import check_folder
+from doubly.files import make_folder, write_bytes, write_json
 from doubly.models import Model
 from doubly.offsets.result import RepairResult
-from doubly.rundir import RunDir, write_json
+from doubly.rundir import RunDir
 from doubly.text import method_label
 
 WEIGHTS = "weights.safetensors"
@@ -39,9 +38,9 @@ def write_network(result: RepairResult, folder: Path) -> None:
         UsageError: If the folder cannot be written.
     """
     check_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in result.model.state_dict().items()}
-    safetensors.torch.save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    save_tensors(folder / WEIGHTS, tensors, {"format": "pt"})
     write_json(RunDir(folder).repair, result.summary())
 
 
@@ -61,12 +60,12 @@ def write_run_dir(
     model = architecture or run.model
     label = LABEL.format(run.label or method_label(run.name))
     repaired = replace(run, label=label, ema_decay=None, model=model if result.layer else WithOffsets(model))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     kept = {name: value for name, value in info.items() if name not in ("schema", "checksums", "config_sha256")}
     checkpoint = Checkpoint({"model": dict(result.model.state_dict())}, {**kept, "repaired": True})
     save_checkpoint(RunDir(folder).checkpoints, "last", checkpoint)
     for file in (RunDir(source).environment, RunDir(source).metrics):
         if file.is_file():
-            shutil.copyfile(file, folder / file.name)
+            write_bytes(folder / file.name, file.read_bytes())
     write_json(RunDir(folder).repair, result.summary())
     write_json(RunDir(folder).config, to_json(repaired))  # last: a folder with a config.json is a complete run

@@ -25,13 +25,15 @@ from doubly.evaluation.metrics import Bools, Ints
 from doubly.evaluation.network import model_sha256
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.task import select_images
+from doubly.files import json_bytes, remove_leftovers, replacing, write_arrays
 from doubly.models import Model
 from doubly.models.shifted import ShiftedLogits
 from doubly.offsets.api import fit_network, run_images, with_root
 from doubly.offsets.config import FrontierConfig, RepairConfig
 from doubly.offsets.held_out import validation_images
+from doubly.reading import load_npz
 from doubly.report.frontier import SCHEMA, read_frontier
-from doubly.rundir import RunDir, write_json
+from doubly.rundir import RunDir
 from doubly.text import method_label
 from doubly.threat import Threat
 
@@ -125,8 +127,10 @@ def frontier_run(
     frontier = Frontier(
         _label(run), summary, np.stack([result.correct[config.attack] for _, result in results]), results[0][1].y
     )
-    np.savez_compressed(file.with_suffix(".npz"), correct=frontier.correct, y=frontier.y)
-    write_json(file, frontier.summary)
+    remove_leftovers(file.parent)
+    with replacing(file) as unfinished:  # both are complete before one is replaced
+        unfinished.write_bytes(json_bytes(frontier.summary, indent=2))
+        write_arrays(file.with_suffix(".npz"), {"correct": frontier.correct, "y": frontier.y}, compressed=True)
     return frontier
 
 
@@ -189,9 +193,13 @@ def _read_saved(file: Path, run: Run, protocol: dict[str, Any]) -> Frontier | No
         saved = read_frontier(file)
         if saved is None or {**saved["protocol"]} != _as_json(protocol):
             return None
-        with np.load(file.with_suffix(".npz"), allow_pickle=False) as arrays:
-            return Frontier(_label(run), saved, arrays["correct"], arrays["y"])
-    except (UsageError, OSError, LookupError, ValueError):  # nothing that can be read: computed again
+        arrays = load_npz(file.with_suffix(".npz"))
+        correct, y = arrays["correct"], arrays["y"]
+        is_whole = correct.dtype == bool and correct.shape == (len(saved["points"]), len(y)) and y.dtype.kind in "iu"
+        if not is_whole or not all(len(point["sa"]) == 3 for point in saved["points"]):
+            return None
+        return Frontier(_label(run), saved, correct, y)
+    except (UsageError, OSError, LookupError, ValueError, TypeError):  # nothing that can be read: computed again
         return None
 
 

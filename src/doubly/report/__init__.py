@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from doubly.files import make_folder, remove_leftovers, write_text
 from doubly.report import figures, forms, tables
 from doubly.report.collect import Comparison, collect, compare
 from doubly.report.html import Overview, Section, render
@@ -54,10 +55,11 @@ class Report:
         """
         output = Path(output)
         page, figures_dir = output / "report.html", output / "figures"
-        if page.exists():  # figures of an earlier report are not of these runs
-            for old in (*figures_dir.glob("*.png"), *figures_dir.glob("*.svg")):
-                old.unlink()
-        output.mkdir(parents=True, exist_ok=True)
+        earlier = {path: path.stat().st_ino for end in ("png", "svg") for path in figures_dir.glob(f"*.{end}")}
+        earlier = earlier if page.exists() else {}
+        make_folder(output)
+        for folder in (output, figures_dir):
+            remove_leftovers(folder)
         count = len(self.layouts)
         overview = [
             Overview(table, overview_pictures(sides, figures_dir / _file_name(title)))
@@ -74,8 +76,10 @@ class Report:
             (output / "table.tex", "\n".join(map(forms.latex, self.tables))),
             (page, render(sections, overview, sheet)),
         ):
-            # A file name may hold half a surrogate pair, which UTF-8 cannot encode.
-            path.write_text(text, encoding="utf-8", errors="replace")
+            write_text(path, text)
+        for path, number in earlier.items():  # figures of an earlier report are not of these runs
+            if path.exists() and path.stat().st_ino == number:
+                path.unlink()
         return page
 
     def _names(self) -> list[str]:

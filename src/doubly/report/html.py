@@ -226,4 +226,4 @@ def _class_cell(runs: Sequence[RunResult], name: str, key: str) -> Cell:
 
 
 def _shell(command: str | Sequence[str]) -> str:
-    return command if isinstance(command, str) else shlex.join(command)
+    return shlex.join(map(str, command)) if isinstance(command, list) else str(command)

@@ -8,25 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from doubly.errors import UsageError
-from doubly.metric_names import METRICS
+from doubly.metric_names import METRICS, finite_number
+from doubly.report.evaluation_fault import fault_of_evaluation, is_number
 from doubly.report.protocol import flatten
 from doubly.rundir import RunDir, read_metrics, read_tree
 from doubly.text import method_label
 
-SCHEMAS = (1, 2)  # of evaluation.json; 2 has more fields
-NUMBER = (int, float)
-# Fields of evaluation.json and their types; those in OPTIONAL may be missing.
-NEEDED: dict[str, Any] = {
-    **dict.fromkeys(("sa", "ra_pgd", "ra_tail_30", "n"), NUMBER),
-    **dict.fromkeys(("worst_class", "per_class", "protocol"), dict),
-    "ra_tail_30_classes": list,
-}
-OPTIONAL: dict[str, Any] = {
-    **{key: NUMBER for key, metric in METRICS.items() if metric.is_accuracy and not metric.field},
-    **dict.fromkeys(("autoattack", "curve", "trust", "tail", "confusion"), dict),
-    "weights": list,
-    "epoch": NUMBER,
-}
 REPAIRED = " repaired"  # end of the label of a repaired network
 PASSES = ("passes_forward", "passes_backward")
 # Numbers in a row of metrics.jsonl.
@@ -109,7 +96,7 @@ class RunResult:
         """Forward and backward passes per step predicted at the start of the run; NaN where they were not recorded."""
         predicted = self.environment.get("predicted")
         values = [predicted.get(key) if isinstance(predicted, dict) else None for key in PASSES]
-        forward, backward = (float(value) if isinstance(value, NUMBER) else math.nan for value in values)
+        forward, backward = (math.nan if number is None else number for number in map(finite_number, values))
         return forward, backward
 
     @property
@@ -153,7 +140,7 @@ def read_run(path: Path) -> RunResult:
         raise UsageError(
             f"{files.config} does not name its recipe and seed: give a directory that `doubly train` wrote"
         )
-    if fault := _fault(evaluation):
+    if fault := fault_of_evaluation(evaluation):
         raise UsageError(f"{files.evaluation} {fault}: run `doubly evaluate {path}` again")
     metrics = read_metrics(files.metrics)
     for number, row in enumerate(metrics, 1):
@@ -172,28 +159,12 @@ def _foreign_config(path: Path, evaluation: Mapping[str, Any]) -> dict[str, Any]
     return {"name": f"{Path(data).stem or 'evaluations'}.{label}", "label": label, "seed": 0}
 
 
-def _fault(evaluation: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the contents of an evaluation.json; None if nothing is."""
-    if evaluation.get("schema", SCHEMAS[0]) not in SCHEMAS:
-        return f"has the unknown schema {evaluation['schema']}"
-    if evaluation.get("tail", {}).get("share", 0.3) != 0.3 and "ra_tail_30" not in evaluation:
-        return "was made with another --tail-share, and has no RA-Tail-30"
-    if missing := [key for key in NEEDED if key not in evaluation]:
-        return f"lacks {', '.join(missing)}"
-    kinds = {**NEEDED, **{key: kind for key, kind in OPTIONAL.items() if key in evaluation}}
-    if wrong := [key for key, kind in kinds.items() if not isinstance(evaluation[key], kind)]:
-        return f"is damaged: {wrong[0]} is {evaluation[wrong[0]]!r:.40}"
-    classes = evaluation["per_class"].values()
-    if not classes or not all(isinstance(c, dict) and {"n", "ra_pgd"} <= c.keys() for c in classes):
-        return "is damaged: per_class does not hold n and ra_pgd of each class"
-    if not isinstance(evaluation["worst_class"].get("ra_pgd"), NUMBER) or "name" not in evaluation["worst_class"]:
-        return "is damaged: worst_class does not hold name and ra_pgd"
-    return None
-
-
 def _is_row(row: Mapping[str, Any]) -> bool:
-    numbers = all(row.get(key) is None or isinstance(row[key], NUMBER) for key in ROW)
-    return isinstance(row.get("epoch"), int) and numbers and isinstance(row.get("validation", {}), dict)
+    validation = row.get("validation", {})
+    if not isinstance(validation, dict) or type(row.get("epoch")) is not int:
+        return False
+    numbers = [*(row.get(key) for key in ROW), *(validation.get(key) for key in ("sa", "ra_pgd"))]
+    return all(number is None or is_number(number) for number in numbers)
 
 
 def _remarks(files: RunDir, config: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from doubly.config.serialize import with_changes
 from doubly.evaluation.api import evaluate_run, is_evaluated
+from doubly.files import write_text
 from doubly.jobs.job import WITHOUT_TRUST, CallbackFactory, Job
 from doubly.jobs.pool import finish_jobs
 from doubly.offsets.api import repair_run
@@ -80,7 +81,7 @@ def run_demo(
     report = Report.of(demo_directories(output, seeds))
     table = demo_table(report.comparisons[0])
     console.print(terminal(table))
-    (output / "demo.md").write_text(forms.markdown(table), encoding="utf-8")
+    write_text(output / "demo.md", forms.markdown(table))
     return report.write(output)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from doubly.files import write_text
 from doubly.jobs.job import CallbackFactory
 from doubly.report.study import comparison_markdown, study_markdown
 from doubly.studies import digits_comparison, digits_study
@@ -60,5 +61,5 @@ def run_digits_study(
     else:
         text = study_markdown(digits_study.run_study(output, processes, console, callbacks))
     page = output / "results.md"
-    page.write_text(text, encoding="utf-8")
+    write_text(page, text)
     return page

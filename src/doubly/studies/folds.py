@@ -11,12 +11,14 @@ from rich.console import Console
 
 from doubly.config import Run
 from doubly.data import Digits
+from doubly.errors import UsageError
 from doubly.evaluation.intervals import average_accuracy, bootstrap_difference, tail_accuracy
 from doubly.jobs.job import CallbackFactory, Job
 from doubly.jobs.pool import run_jobs
 from doubly.jobs.search import Search, run_searches
 from doubly.metric_names import METRICS
-from doubly.rundir import RunDir, read_json, read_metrics
+from doubly.reading import load_npz, read_json
+from doubly.rundir import RunDir, read_metrics
 
 FOLDS = 5
 CLASSES = 10
@@ -137,8 +139,12 @@ def _pooled(row: StudyRow, output: Path) -> tuple[NDArray[np.int64], dict[str, N
     """Return the labels of all images in the order of their ids, and per attack whether the prediction was right."""
     parts = []
     for job in row.jobs(output):
-        with np.load(RunDir(job.output).predictions) as file:
-            parts.append([file[key] for key in ("ids", "y", "clean", "pgd")])
+        file = RunDir(job.output).predictions
+        try:
+            arrays = load_npz(file)
+            parts.append([arrays[key] for key in ("ids", "y", "clean", "pgd")])
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(f"{file} is damaged ({error!s:.80}): delete it and run the study again") from None
     ids, y, clean, pgd = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(ids)
     return y[order], {"clean": (clean == y)[order], "pgd": (pgd == y)[order]}

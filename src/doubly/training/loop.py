@@ -38,6 +38,7 @@ def train_run(
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
     stop: Callable[[], bool] = lambda: False,
+    lock: bool = True,
 ) -> TrainResult:
     """Train a run, from its beginning or its last checkpoint.
 
@@ -49,6 +50,7 @@ def train_run(
         resume: Whether a run in `output` is continued.
         callbacks: Listeners, called on the first process.
         stop: Called after each step; True means to save and stop.
+        lock: Whether to keep other runs out of `output`; False is for file systems without locks.
 
     Raises:
         UsageError: If something does not fit; the message says what to do.
@@ -58,7 +60,7 @@ def train_run(
     with join_processes() as communicator, ExitStack() as stack:
         callback = CallbackList(callbacks if communicator.is_first else ())
         stack.callback(callback.close)
-        state, writer = begin_run(run, output, model, splits, resume, communicator, callback, stack)
+        state, writer = begin_run(run, output, model, splits, resume, communicator, callback, stack, lock)
         rows = []
         with explained_errors(state, writer):
             while state.epoch < run.epochs:

@@ -10,7 +10,9 @@ from doubly.config.serialize import to_json
 from doubly.distributed import Communicator, on_rank_zero
 from doubly.distributed.launch import job_id, was_restarted
 from doubly.errors import UsageError
-from doubly.rundir import RunDir, lock_directory, truncate_metrics, write_json
+from doubly.files import write_json, write_text
+from doubly.locks import DirectoryLock, lock_directory
+from doubly.rundir import RunDir, truncate_metrics
 from doubly.training.passes import describe_prediction
 from doubly.training.snapshot import restore_checkpoint
 from doubly.training.state import TrainState
@@ -18,7 +20,9 @@ from doubly.training.state import TrainState
 SHARED_FOLDER = "let the output be a folder that all machines share"
 
 
-def lock_run_dir(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, communicator: Communicator) -> None:
+def lock_run_dir(
+    stack: ExitStack, run: Run, rundir: RunDir, resume: bool, communicator: Communicator, lock: bool = True
+) -> DirectoryLock | None:
     """Keep other runs out of the directory, and check that it is empty or holds this run.
 
     Args:
@@ -27,20 +31,26 @@ def lock_run_dir(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, commu
         rundir: The directory.
         resume: Whether a run that is there may be continued; torchrun's restarts may always.
         communicator: The processes; the first one holds the lock.
+        lock: Whether to lock it; False is for file systems without locks.
+
+    Returns:
+        The lock, on the first process.
 
     Raises:
         UsageError: If the directory is in use, holds something else, or is not shared by all machines.
     """
     restarted = was_restarted(communicator)
-    on_rank_zero(communicator, lambda: _lock(stack, run, rundir, resume, restarted))
+    locks: list[DirectoryLock] = []
+    on_rank_zero(communicator, lambda: locks.append(_lock(stack, run, rundir, resume, restarted, lock)))
     lock_file = "exists" if (rundir.path / ".lock").exists() else "missing"
     communicator.require_equal("files", lock_file, SHARED_FOLDER)
+    return locks[0] if locks else None
 
 
-def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: bool) -> None:
-    stack.enter_context(lock_directory(rundir.path))
+def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: bool, lock: bool) -> DirectoryLock:
+    held = stack.enter_context(lock_directory(rundir.path, lock))
     job_file = rundir.path / ".job"  # names torchrun's job, so that its restarts resume without --resume
-    resume = resume or (restarted and job_file.is_file() and job_file.read_text() == job_id())
+    resume = resume or (restarted and job_file.is_file() and job_file.read_bytes() == job_id().encode())
     if rundir.config.exists():
         if not resume:
             raise UsageError(
@@ -58,7 +68,8 @@ def _lock(stack: ExitStack, run: Run, rundir: RunDir, resume: bool, restarted: b
         if foreign:
             raise UsageError(f"{rundir.path} is not empty ({foreign[0]}): choose another --output")
     if job_id():
-        job_file.write_text(job_id())
+        write_text(job_file, job_id())
+    return held
 
 
 def restore_last_checkpoint(state: TrainState, rundir: RunDir) -> str:

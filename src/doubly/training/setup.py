@@ -48,6 +48,7 @@ def begin_run(
     communicator: Communicator,
     callback: Callback,
     stack: ExitStack,
+    lock: bool = True,
 ) -> tuple[TrainState, RunWriter]:
     """Lock the run directory, read the data, build the state and restore the last checkpoint; see `train_run`.
 
@@ -56,8 +57,9 @@ def begin_run(
     stack.callback(torch.set_num_threads, torch.get_num_threads())  # a checkpoint may have set another number
     communicator.require_equal("settings", describe_settings(run), "give every process the same command")
     rundir = None if output is None else RunDir(output)
+    held = None
     if rundir is not None:
-        lock_run_dir(stack, run, rundir, resume, communicator)
+        held = lock_run_dir(stack, run, rundir, resume, communicator, lock)
         if find_checkpoint(rundir.checkpoints, "last"):
             run = replace(run, model=run.model.without_initial_weights())
     state = build_state(run, splits or load_run_splits(run, communicator, callback), model, communicator)
@@ -72,7 +74,7 @@ def begin_run(
     for attack in (run.method.attack, run.validation.attack):
         if attack is not None and attack.weakness:
             callback.on_message(attack.weakness)
-    return state, RunWriter(rundir, run.save_seconds)
+    return state, RunWriter(rundir, run.save_seconds, held)
 
 
 @contextmanager

@@ -6,13 +6,15 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from doubly.data.download.dataset_files import read_file
 from doubly.errors import UsageError
+from doubly.reading import check_unpacked_size
 
-BLOCK = 2**18  # bytes
+BLOCK, MAX_READ = 2**18, 2**22  # bytes that are read at a time, and at most
 
 
 def unpack(archive: Path, folder: Path, goal: Path) -> None:
@@ -64,12 +66,50 @@ def _list_members(archive: Path) -> list[tuple[str, bool]]:
     """Return the name of each member, and whether it is a plain file or folder."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as file:
+            check_unpacked_size(archive, sum(info.file_size for info in file.infolist()))
             return [(info.filename, not stat.S_ISLNK(info.external_attr >> 16)) for info in file.infolist()]
-    with gzip.open(archive) if archive.suffix == ".gz" else archive.open("rb") as raw, tarfile.open(fileobj=raw) as tar:
-        members = [(member.name, member.isfile() or member.isdir()) for member in tar]
-        while raw.read(BLOCK):  # to the end, where gzip has its checksum
+    with _open_tar(archive) as tar:
+        members, declared = [], 0
+        for member in tar:
+            declared += member.size
+            check_unpacked_size(archive, declared)  # before the next member is looked for behind this one
+            members.append((member.name, member.isfile() or member.isdir()))
+        while tar.fileobj is not None and tar.fileobj.read(BLOCK):  # to the end, where gzip has its checksum
             pass
         return members
+
+
+@contextmanager
+def _open_tar(archive: Path) -> Iterator[tarfile.TarFile]:
+    with (
+        gzip.open(archive) if archive.suffix == ".gz" else archive.open("rb") as raw,
+        tarfile.open(fileobj=_Bounded(archive, raw), mode="r:") as tar,  # type: ignore[call-overload]
+    ):
+        yield tar
+
+
+class _Bounded:
+    """The bytes of an archive as far as it may be unpacked: headers of members, too, can be gigabytes of zeros."""
+
+    def __init__(self, archive: Path, raw: Any) -> None:
+        self.archive, self.raw = archive, raw
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MAX_READ:
+            raise ValueError("a header in it declares more than a header can hold")
+        check_unpacked_size(self.archive, self.raw.tell() + size)
+        content: bytes = self.raw.read(size)
+        return content
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        if whence == 0:
+            check_unpacked_size(self.archive, position)
+        reached: int = self.raw.seek(position, whence)
+        return reached
+
+    def tell(self) -> int:
+        position: int = self.raw.tell()
+        return position
 
 
 def _extract(archive: Path, staging: Path) -> None:
@@ -88,7 +128,7 @@ def _open_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 if not info.is_dir():
                     yield info.filename, file.open(info)
     else:
-        with tarfile.open(archive) as tar:
+        with _open_tar(archive) as tar:
             for member in tar:
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None:

@@ -1,6 +1,5 @@
 """Arrays in one file, .npz or .safetensors: x_train, y_train, x_test, y_test, or MedMNIST's train_images and so on."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from doubly.data.download.dataset_files import read_file
 from doubly.data.images import DataSource, Images, Splits
 from doubly.data.pixels import MAX_CHANNELS
 from doubly.errors import UsageError
+from doubly.reading import load_npz, parse_json
 
 NAMES = {part: ((f"x_{part}", f"y_{part}"), (f"{part}_images", f"{part}_labels")) for part in ("train", "test")}
 MAX_LABEL = 100_000  # of a file that does not name its classes
@@ -31,7 +31,7 @@ class Arrays(DataSource):
         path = Path(root or ".") / self.file
         if not path.is_file():
             raise UsageError(f"there is no file {path}: name its folder with --data-root, and the file inside that")
-        read = _read_safetensors if path.suffix == ".safetensors" else _read_npz
+        read = _read_safetensors if path.suffix == ".safetensors" else load_npz
         arrays = read_file(path, read, "arrays without pickles")
         try:
             classes = list(self.classes) or _class_names(arrays.get("classes"))
@@ -83,11 +83,6 @@ def _pixels_and_labels(arrays: Mapping[str, Any], part: str) -> tuple[NDArray[An
     raise UsageError(f"it needs {wanted}, and has {', '.join(sorted(arrays))}")
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        return dict(file)
-
-
 def _read_safetensors(path: Path) -> dict[str, Any]:
     """Return the arrays of the file, with the class names from its metadata, where they are a JSON list."""
     from safetensors import safe_open
@@ -95,4 +90,4 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="numpy") as file:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         names = (file.metadata() or {}).get("classes")
-    return arrays if names is None else {**arrays, "classes": json.loads(names)}
+    return arrays if names is None else {**arrays, "classes": parse_json(names)}

@@ -1,9 +1,9 @@
 """MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017): 28x28 gray images in idx files, gzipped or not."""
 
 import gzip
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from doubly.data.download.dataset_files import DatasetFiles, labeled_images, read_file
 from doubly.data.images import DataSource, Images, Splits
 from doubly.errors import UsageError
+from doubly.reading import check_unpacked_size
 
+MAX_GZIP_RATIO = 1100  # gzip makes nothing smaller than 1/1032
 DIGITS = [str(digit) for digit in range(10)]
 CLOTHES = ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 
@@ -62,6 +64,15 @@ def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return values.reshape(shape)
 
 
-def _read_raw(path: Path) -> Any:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return file.read()
+def _read_raw(path: Path) -> bytes:
+    """Return the contents, of a gzipped file no more than its header declares and one byte."""
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    with gzip.open(path) as file:
+        header = file.read(4)
+        lengths = file.read(4 * min(header[3], 3)) if len(header) == 4 else b""
+        declared = math.prod(int(n) for n in np.frombuffer(lengths, ">u4", len(lengths) // 4))
+        if declared > MAX_GZIP_RATIO * path.stat().st_size:
+            return header + lengths  # which says that the file is truncated
+        check_unpacked_size(path, declared)
+        return header + lengths + file.read(declared + 1)

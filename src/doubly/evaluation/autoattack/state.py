@@ -6,19 +6,17 @@ after the last attack that ended. Processes that share a folder work on differen
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from doubly.errors import UsageError
-from doubly.rundir import read_json, write_json
+from doubly.files import make_folder, remove_leftovers, write_arrays, write_json
+from doubly.reading import load_npz, read_json
 
 SCHEMA = 1
 ChunkState = dict[str, Any]  # "clean": predictions; "attacks": what each attack found, as the file keeps it
@@ -59,9 +57,9 @@ class ChunkFiles:
         if file.is_file():
             self._check_key(read_json(file), file)
         else:
-            with self._explained_errors():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_json(file, dict(self.key))
+            make_folder(self.folder)
+            write_json(file, dict(self.key))
+        remove_leftovers(self.folder)
 
     def _check_key(self, saved: Any, file: Path) -> None:
         saved = saved if isinstance(saved, dict) else {}
@@ -101,8 +99,7 @@ class ChunkFiles:
         """
         file = self.path(index)
         if file is not None:
-            with self._explained_errors():
-                write_json(file, {**state, "schema": SCHEMA, "chunk": index, "key": self.digest})
+            write_json(file, {**state, "schema": SCHEMA, "chunk": index, "key": self.digest})
 
     def all_finished(self, count: int, parts: Sequence[str]) -> bool:
         """Return whether all attacks have run on each of `count` chunks."""
@@ -115,10 +112,8 @@ class ChunkFiles:
             UsageError: If they cannot be written.
         """
         if self.folder is not None and images:
-            temporary = self.folder / f".images-{index:05d}-{part}-{os.getpid()}.npz"
-            with self._explained_errors():
-                np.savez(temporary, rows=np.array(list(images), dtype=np.int64), images=np.stack(list(images.values())))
-                temporary.replace(self.folder / _images_name(index, part))
+            arrays = {"rows": np.array(list(images), dtype=np.int64), "images": np.stack(list(images.values()))}
+            write_arrays(self.folder / _images_name(index, part), arrays)
 
     def read_images(self, index: int, part: str) -> dict[int, NDArray[Any]]:
         """Return the images that an attack broke, by their row in the chunk; none if they were not kept.
@@ -129,20 +124,10 @@ class ChunkFiles:
         if self.folder is None or not (file := self.folder / _images_name(index, part)).is_file():
             return {}
         try:
-            with file.open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
-                return dict(zip(arrays["rows"].tolist(), arrays["images"], strict=True))
-        except (OSError, ValueError, EOFError, KeyError, BadZipFile):
+            arrays = load_npz(file)
+            return dict(zip(arrays["rows"].tolist(), arrays["images"], strict=True))
+        except (OSError, ValueError, KeyError, TypeError):
             raise UsageError(f"{file} cannot be read: delete the folder, and the images are made again") from None
-
-    @contextmanager
-    def _explained_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UsageError(
-                f"{self.folder} cannot hold the state of an evaluation ({error.strerror}): make room or choose another "
-                "folder; what is in it is not lost"
-            ) from None
 
 
 def _images_name(index: int, part: str) -> str:

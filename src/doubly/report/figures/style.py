@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from doubly.files import make_folder, replacing
 from doubly.report.figures.values import over_seeds
 
 INK = "#1c1d20"  # text and axes; the page replaces it by its own text color
@@ -116,10 +117,12 @@ def finish(
     _legend(figure, panels)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # so that the layout is computed once and not for each file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path.with_name(f"{path.name}.png"), dpi=200, facecolor="white")
+    make_folder(path.parent)
+    with replacing(path.with_name(f"{path.name}.png")) as file:
+        figure.savefig(file, dpi=200, facecolor="white")
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # so that equal runs give equal bytes
-    figure.savefig(path.with_name(f"{path.name}.svg"), transparent=True, metadata=no_metadata)
+    with replacing(path.with_name(f"{path.name}.svg")) as file:
+        figure.savefig(file, transparent=True, metadata=no_metadata)
     return True
 
 

@@ -1,15 +1,14 @@
 """Data for the figures, read from the files of the runs: numbers over seeds, and labels that can be drawn."""
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from doubly.errors import UsageError
+from doubly.reading import load_npz
 from doubly.report.protocol import attack_name
 from doubly.report.run_result import RunResult
 from doubly.text import shorten
@@ -20,7 +19,6 @@ Ints = npt.NDArray[np.int64]
 
 # Up to 50 classes are all drawn, of more only the 40 weakest: their names must stay readable.
 MAX_CLASSES, MAX_DRAWN_CLASSES = 50, 40
-READ_ERRORS = (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, SyntaxError, MemoryError)
 
 
 def with_legend_labels(results_by_method: ByMethod) -> dict[str, Sequence[RunResult]]:
@@ -86,10 +84,11 @@ def arrays(file: Path, wanted: Iterable[str]) -> dict[str, npt.NDArray[Any]] | N
     if not file.is_file():
         return None
     try:
-        with file.open("rb") as raw, np.load(raw, allow_pickle=False) as archive:
-            return {name: archive[name] for name in wanted if name in archive.files}
-    except (*READ_ERRORS, NotImplementedError, BadZipFile, zlib.error) as error:
-        raise damaged(file, f"{type(error).__name__}") from None
+        return load_npz(file, wanted)
+    except UsageError:
+        raise
+    except (OSError, ValueError) as error:
+        raise damaged(file, str(error)) from None
 
 
 def damaged(file: Path, why: str) -> UsageError:

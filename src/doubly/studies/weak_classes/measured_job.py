@@ -20,12 +20,13 @@ from doubly.evaluation.api import evaluate
 from doubly.evaluation.metrics import Bools, Ints
 from doubly.evaluation.network import model_sha256
 from doubly.evaluation.result import EvalResult
+from doubly.files import write_arrays, write_json
 from doubly.jobs.job import Job, StopEvaluation
 from doubly.models.shifted import ShiftedLogits
 from doubly.offsets.api import fit_network
 from doubly.offsets.config import RepairConfig
 from doubly.offsets.held_out import RepairImages
-from doubly.rundir import read_tree, write_json
+from doubly.reading import load_npz, read_tree
 
 SCHEMA = 1
 
@@ -97,11 +98,15 @@ class MeasuredJob(Job):
         """Return a measurement; None if it is not there."""
         if not self._is_measured(measure):
             return None
-        with np.load(self._file(measure.name).with_suffix(".npz"), allow_pickle=False) as arrays:
+        file = self._file(measure.name).with_suffix(".npz")
+        try:
+            arrays = load_npz(file)
             y = arrays["y"].astype(np.int64)
             correct, clean = (
                 np.unpackbits(arrays[key], axis=1, count=len(y)).astype(bool) for key in ("correct", "clean")
             )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{file} is damaged ({error!s:.80}): delete it and measure again") from None
         return Measured(measure.scales, correct, clean, y)
 
     def _file(self, name: str) -> Path:
@@ -159,7 +164,8 @@ class MeasuredJob(Job):
         clean = np.stack([result.correct["clean"] for result in results])
         y = results[0].y.astype(np.uint8 if len(images.classes) < 256 else np.int64)
         file = self._file(measure.name).with_suffix(".npz")
-        np.savez_compressed(file, correct=np.packbits(correct, axis=1), clean=np.packbits(clean, axis=1), y=y)
+        arrays = {"correct": np.packbits(correct, axis=1), "clean": np.packbits(clean, axis=1), "y": y}
+        write_arrays(file, arrays, compressed=True)
         points = [
             {
                 "scale": scale,

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 
 from doubly.errors import UsageError
+from doubly.files import make_folder, write_json, write_text
 from doubly.jobs.pool import finish_jobs
+from doubly.reading import read_tree
 from doubly.report.weak_classes import ablation_page, draw_paths, study_page
-from doubly.rundir import read_tree, write_json
 from doubly.studies.weak_classes.measured_job import Measure, MeasuredJob
 from doubly.studies.weak_classes.plan import StudyPlan
 from doubly.studies.weak_classes.results import compare_all_paths, compare_paths, differences, path_points, read_all
@@ -55,10 +56,10 @@ class WeakClassesStudy:
     def write(self) -> Path:
         """Write results.json, results.md and the picture of what is done, and return the page."""
         results, output = self.results(), self.plan.output
-        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output)
         write_json(output / "results.json", results)
         page = output / "results.md"
-        page.write_text(study_page(results), encoding="utf-8")
+        write_text(page, study_page(results))
         draw_paths(results, output / "paths")
         return page
 
@@ -165,5 +166,5 @@ def write_ablation(plan: StudyPlan) -> Path:
     results = {"rows": rows, "n": len(first.y), "attack": plan.path_on_b.attack}
     write_json(plan.output / "ablation.json", results)
     page = plan.output / "ablation.md"
-    page.write_text(ablation_page(results), encoding="utf-8")
+    write_text(page, ablation_page(results))
     return page
