@@ -154,7 +154,9 @@ def targets() -> dict[str, Target]:
 def _constructor(kind: type) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return a class with its defaults, and values where it has none."""
     arguments: dict[str, Any] = {}
-    made = {f.name: f.default_factory for f in fields(kind) if callable(f.default_factory)} if is_dataclass(kind) else {}
+    made = (
+        {f.name: f.default_factory for f in fields(kind) if callable(f.default_factory)} if is_dataclass(kind) else {}
+    )
     for name, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
@@ -334,7 +336,14 @@ def _evaluation() -> dict[str, Target]:
         ),
         "KLWeights.of": (
             KLWeights.of,
-            {"losses": np.linspace(0, 1, 6), "y": y, "accuracies": floats[:2], "r": 1.0, "batch": 3},
+            {
+                "losses": np.linspace(0, 1, 6),
+                "y": y,
+                "accuracies": floats[:2],
+                "r": 1.0,
+                "normalize": "batch",
+                "batch": 3,
+            },
         ),
         "compare": (comparison.compare, {"first": _result(), "second": _result(), "resamples": 3, "seed": 0}),
     }

@@ -25,7 +25,7 @@ from doubly.attacks.attack import Attack
 from doubly.attacks.mode import attack_context, connected
 from doubly.bilevel import projected_descent
 from doubly.bilevel.rows import per_row
-from doubly.checks import check_call, check_finite, check_logits
+from doubly.checks import check_finite, check_logits, checked_call
 from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import LogitMargin
 from doubly.seeding import AnyGenerator, BatchGenerator
@@ -69,8 +69,7 @@ class Strong(Attack):
             )
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
-        check_call(model, x, y)
-        with attack_context(model, "eval"):
+        with checked_call(model, x, y), attack_context(model, "eval"):
             search = _Search(model, x, y, self.threat)
             for steps in self._attempts(search, BatchGenerator.of(generator)):
                 search.attempt(*steps)

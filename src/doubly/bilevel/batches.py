@@ -74,7 +74,7 @@ def iterate_batches(
     total, batch_size = _check_sizes(tensors or [], row_count, batch_size, world_size)
     part_size = batch_size // world_size
     part_rows = slice(rank * part_size, (rank + 1) * part_size)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     while True:
         order = torch.arange(total) if batch_size == total else torch.randperm(total, generator=generator)
         for ids in order[: total - total % batch_size].view(-1, batch_size):

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked, check_arguments, check_rows, explained
 from doubly.bilevel.inner import identity
 
 State = dict[str, Tensor]  # what a composition remembers from batch to batch; empty before the first
@@ -72,19 +73,33 @@ class Composition(Protocol):
 
 
 def check_losses(values: Tensor, name: str) -> None:
-    """Check that there is one loss per sample.
+    """Check that there is one finite loss per sample, and at least one.
 
     Args:
         values: g_i, as the problem returned them.
         name: The composition, for the message.
 
     Raises:
+        TypeError: If `values` is no tensor of floating-point numbers.
         ValueError: If `values` is not of shape (B,).
+        ArithmeticError: If a loss is NaN or infinite: its weight would be, too.
     """
+    check_rows(values, "outer")
     if values.dim() != 1:
         raise ValueError(
             f"outer must hold one loss per sample, (B,), for {name}, got shape {tuple(values.shape)}: "
             "RunningMean takes vectors"
+        )
+    check_finite_losses(values, name)
+
+
+def check_finite_losses(losses: Tensor, name: str) -> None:
+    """Raise an ArithmeticError if a loss is NaN or infinite."""
+    if not torch.isfinite(losses).all():
+        bad = int((~torch.isfinite(losses)).sum())
+        raise ArithmeticError(
+            f"{name} got {bad} of {len(losses)} losses that are NaN or infinite, for which there is no weight: take "
+            "smaller steps, or look for what overflows in the problem"
         )
 
 
@@ -95,7 +110,7 @@ def require(allowed: bool, name: str, value: object, rule: str) -> None:
 
 
 @dataclass(frozen=True)
-class RunningMean:
+class RunningMean(Checked):
     """A function f of a running mean u <- (1 - eta) u + eta * (mean of the batch), which the first batch initializes.
 
     The cotangents are c_i = f'(u). g may have any width.
@@ -130,6 +145,9 @@ class RunningMean:
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Refresh u and return (cotangents, new state); see `Composition.update`."""
+        check_rows(values, "outer")
+        check_rows(all_values, "outer of the whole batch")
+        check_arguments(self.update, {"state": state, "all_previous": all_previous})
         u = all_values.mean(0)
         if state:
             old = state["u"] if all_previous is None else state["u"] + u - all_previous.mean(0)
@@ -141,6 +159,7 @@ class RunningMean:
 
     def value(self, values: Tensor) -> Tensor:
         """Return f(mean g) of these samples, (); see `Composition.value`."""
+        check_rows(values, "outer")
         return self._f(values.mean(0))
 
     def estimate(self, state: State) -> Tensor:
@@ -149,7 +168,7 @@ class RunningMean:
 
 
 @dataclass(frozen=True)
-class LogMeanExp:
+class LogMeanExp(Checked):
     """KL-regularized DRO of losses: f(mean g) = r log mean exp(loss / r); the cotangents are the paper's weights.
 
     The state holds nu = log u in float64, because exp(loss / r) itself overflows (docs/numerics.md). An estimate made
@@ -201,6 +220,7 @@ class LogMeanExp:
         largest_k = (mass_left > 0).sum() - 1
         return candidates[torch.where(fits.any(), fits.int().argmax(), largest_k)]
 
+    @explained
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
@@ -234,6 +254,7 @@ class LogMeanExp:
         total = (nu_batch - largest).exp() + (1 - self.eta) * difference
         return torch.maximum(largest + total.clamp_min(0).log(), nu_batch + log(self.eta))
 
+    @explained
     def value(self, values: Tensor) -> Tensor:
         """Return r log mean exp(loss / r) of these losses, (), or the capped objective; see `Composition.value`."""
         scaled = values.double() / self.r

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked, explained
 from doubly.bilevel.composition import State, check_losses, require
 
 POINTS, ROUNDS = 64, 12  # each round of the search shortens the bracket 63-fold, so 12 rounds exhaust float64
@@ -40,7 +41,7 @@ def zero_bracket(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) 
 
 
 @dataclass(frozen=True)
-class MeanVariance:
+class MeanVariance(Checked):
     """Mean plus variance / (2 r) of losses: chi-square DRO without bounds on the weights.
 
     The weight of a sample is 1 + (loss - mean) / r, which is negative for losses more than r below the mean. It is the
@@ -61,6 +62,7 @@ class MeanVariance:
         require(self.r > 0, "r", self.r, "r > 0")
         require(0 < self.eta <= 1, "eta", self.eta, "0 < eta <= 1")
 
+    @explained
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
@@ -72,6 +74,7 @@ class MeanVariance:
             u = torch.lerp(old, u, self.eta)
         return (1 + (values.double() - u[0]) / self.r).to(values.dtype), {"u": u}
 
+    @explained
     def value(self, values: Tensor) -> Tensor:
         """Return mean + variance / (2 r) of these losses, (); see `Composition.value`."""
         return values.mean() + values.var(correction=0) / (2 * self.r)
@@ -87,7 +90,7 @@ def _moments(losses: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ChiSquare:
+class ChiSquare(Checked):
     """Chi-square DRO of losses: the maximum over weights 0 <= w <= cap of mean(w * loss) - r/2 mean((w - 1)^2).
 
     The weights are clip(1 + (loss - t) / r, 0, cap). While no weight is clipped, the threshold t is the running mean of
@@ -127,6 +130,7 @@ class ChiSquare:
         low, high = zero_bracket(excess, torch.minimum(losses.min(), old), torch.maximum(losses.max(), old))
         return (low + high) / 2
 
+    @explained
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
@@ -142,6 +146,7 @@ class ChiSquare:
         threshold = self._threshold(all_values.double(), state)
         return self._weights(values.double(), threshold).to(values.dtype), {"threshold": threshold, "r": r}
 
+    @explained
     def value(self, values: Tensor) -> Tensor:
         """Return the maximum over the weights of these losses, (); see `Composition.value`."""
         losses = values.double()
@@ -158,7 +163,7 @@ class ChiSquare:
 
 
 @dataclass(frozen=True)
-class CVaR:
+class CVaR(Checked):
     """Conditional value at risk: the mean of the share `alpha` of the samples with the largest losses.
 
     It is the maximum over weights 0 <= w <= 1 / alpha of mean(w * loss). A weight is 1 / alpha above the threshold and
@@ -201,6 +206,7 @@ class CVaR:
     def _weights(self, losses: Tensor, low: Tensor, high: Tensor, weight_inside: Tensor) -> Tensor:
         return (losses > high).to(losses) / self.alpha + ((losses > low) & (losses <= high)) * weight_inside
 
+    @explained
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
@@ -219,6 +225,7 @@ class CVaR:
         weights = self._weights(values.double(), low, high, weight_inside).to(values.dtype)
         return weights, {"threshold": high, "scale": scale, "alpha": alpha}
 
+    @explained
     def value(self, values: Tensor) -> Tensor:
         """Return the mean of the worst share `alpha` of these losses, (); see `Composition.value`."""
         losses = values.double()

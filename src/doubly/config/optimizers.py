@@ -10,12 +10,13 @@ from torch import nn
 
 from doubly.errors import UsageError
 from doubly.schedules import Cyclic, Schedule
+from doubly.settings import Settings
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 FACTORY_EXAMPLE = "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
 
 
-class OptimizerConfig:
+class OptimizerConfig(Settings):
     """Settings of an optimizer; a subclass is a frozen dataclass and one line in OPTIMIZERS."""
 
     lr: Schedule | None

@@ -12,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from doubly.bilevel.arguments import check_arguments, show
 from doubly.data.mapped_pixels import MappedPixels
 from doubly.data.pixels import channels_first, check_labels, check_pixels, class_names, in_unit_range, split_item
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 
 class MapDataset(Protocol):
@@ -26,10 +28,10 @@ class MapDataset(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class Images(Settings):
     """A labeled set of images.
 
-    Make one with `Images.of` or `Images.from_dataset`, which check their arguments; the constructor does not.
+    Make one with `Images.of` or `Images.from_dataset`, which check their arguments; the constructor looks at types.
 
     Args:
         x: Pixels (N, C, H, W): uint8, or float32 in [0,1] where the source is finer than 8 bits.
@@ -48,6 +50,8 @@ class Images:
     groups: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.y.dim() != 1:
+            raise UsageError(f"labels are a tensor (N,), got {show(self.y)}: use Images.of, which converts them")
         if len(self.ids) == 0:
             object.__setattr__(self, "ids", torch.arange(len(self.y), device=self.y.device))
 
@@ -69,6 +73,7 @@ class Images:
             UsageError: Pixels or labels have another type, shape or range, their numbers differ or are 0, or a
                 label has no class name.
         """
+        check_arguments(Images.of, {"classes": classes}, UsageError)
         pixels, labels = check_pixels(x), check_labels(y)
         if len(pixels) != len(labels) or len(labels) == 0:
             raise UsageError(f"got {len(pixels)} images and {len(labels)} labels: give equally many, and at least one")

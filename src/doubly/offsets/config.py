@@ -1,9 +1,10 @@
 """The settings of a repair and of a frontier."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 FitLoss = Literal["margin", "cross_entropy"]
 FIRST_ATTACK = 5  # times as many steps for the first attack, which starts at random, as for each later one
@@ -15,12 +16,14 @@ _COUNTS = ("rounds", "attack_steps", "steps", "images", "judge_images", "chunk_s
 
 
 @dataclass(frozen=True)
-class RepairConfig:
+class RepairConfig(Settings):
     """The settings of a repair.
 
     Raises:
         UsageError: If a number is out of range, or two settings do not fit together.
     """
+
+    checks_itself: ClassVar[tuple[str, ...]] = ("fit_on",)
 
     priority: float = 1.0
     """how far to go from the network as it is (0) to the fitted offsets (1)"""
@@ -86,12 +89,14 @@ class RepairConfig:
 
 
 @dataclass(frozen=True)
-class FrontierConfig:
+class FrontierConfig(Settings):
     """The settings of a frontier.
 
     Raises:
         UsageError: If a number is out of range, or the network as trained is not among the points.
     """
+
+    checks_itself: ClassVar[tuple[str, ...]] = ("split",)
 
     scales: tuple[float, ...] = SCALES
     """factors of the fitted offsets, 0 among them; above 1 they go on beyond the fit"""

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from doubly.data.download.dataset_files import DatasetFiles, labeled_images, read_file
 from doubly.data.images import DataSource, Images, Splits
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 DIGITS = [str(digit) for digit in range(10)]
 CLOTHES = ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 
 
 @dataclass(frozen=True)
-class MNIST(DataSource):
+class MNIST(Settings, DataSource):
     """70,000 handwritten digits, 28x28, gray."""
 
     def load(self, root: Path | None = None) -> Splits:
@@ -25,7 +26,7 @@ class MNIST(DataSource):
 
 
 @dataclass(frozen=True)
-class FashionMNIST(DataSource):
+class FashionMNIST(Settings, DataSource):
     """70,000 pieces of clothing, 28x28, gray."""
 
     def load(self, root: Path | None = None) -> Splits:
