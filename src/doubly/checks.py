@@ -1,7 +1,9 @@
 """Checks of input from outside; each message says what to do."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from doubly.bilevel.arguments import is_out_of_memory as is_out_of_memory
 from doubly.bilevel.arguments import show
 from doubly.errors import Interrupted, NonFiniteError, ProcessLost, UsageError
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 @contextmanager
@@ -50,6 +54,8 @@ def _check_network(model: nn.Module, x: Tensor, y: Tensor) -> None:
         with torch.enable_grad():
             logits: Tensor = model.eval()(x.detach().requires_grad_())
     except Exception as error:
+        if not traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_TORCH):
+            return  # raised by the network's own code, which says what it means
         raise network_refusal(error, x) from None
     finally:
         for module, training in modes.items():

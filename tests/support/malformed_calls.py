@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import malformed_targets
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import doubly
+import malformed_targets
 
 SOURCE = str(Path(doubly.__file__).parent)
 TARGETS_FILE = malformed_targets.__file__

@@ -55,6 +55,8 @@ class AutoAttack(Settings):
             raise UsageError(
                 f"AutoAttack knows l-infinity and l2 balls, got {type(self.threat).__name__}: use LinfBall or L2Ball"
             )
+        if not isinstance(self.parts, tuple | list):
+            raise UsageError(f"parts must be a tuple of {', '.join(STANDARD)}, got {self.parts!r:.40}")
         unknown = [part for part in self.parts if part not in STANDARD]
         if unknown or not self.parts or len(set(self.parts)) < len(self.parts):
             raise UsageError(f"parts must be some of {', '.join(STANDARD)}, each once, got {self.parts}")

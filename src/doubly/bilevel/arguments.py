@@ -2,7 +2,7 @@
 
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -74,34 +74,43 @@ def check_arguments(
 
 def fits(value: Any, hint: Any) -> bool:
     """Return whether a value is what an annotation asks for; an annotation that says too little fits anything."""
+    return _predicate(hint)(value)
+
+
+@cache
+def _predicate(hint: Any) -> Callable[[Any], bool]:
+    """Return the function that tells whether a value fits an annotation."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(fits(value, argument) for argument in arguments)
-    if origin is Literal:
-        return any(type(value) is type(allowed) and value == allowed for allowed in arguments)
-    if origin is tuple:
-        if not isinstance(value, tuple | list):
-            return False
-        entries = arguments[:1] * len(value) if arguments[-1] is ... else arguments
-        return len(value) == len(entries) and all(fits(v, a) for v, a in zip(value, entries, strict=True))
-    if hint is Any:
-        return True
-    if hint is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)
-    if hint is None or hint is type(None):
-        return value is None
     kind = origin or hint
-    if kind is Callable:
-        return callable(value) and not (isinstance(value, type) and value.__module__ == "builtins")  # int, str, …
-    if not isinstance(kind, type):
-        return True
+    if origin in (Union, types.UnionType):
+        parts = [_predicate(argument) for argument in arguments]
+        return lambda value: any(part(value) for part in parts)
+    if origin is Literal:
+        return lambda value: any(type(value) is type(allowed) and value == allowed for allowed in arguments)
+    if origin is tuple:
+        return lambda value: isinstance(value, tuple | list) and _entries_fit(value, arguments)
+    if kind is float:
+        return lambda value: isinstance(value, Real) and not isinstance(value, bool)
+    if kind is int:
+        return lambda value: isinstance(value, Integral) and not isinstance(value, bool)
+    if kind is None or kind is type(None):
+        return lambda value: value is None
+    if kind is Callable:  # int, str, … are functions for Python only
+        return lambda value: callable(value) and not (isinstance(value, type) and value.__module__ == "builtins")
+    if hint is Any or not isinstance(kind, type):
+        return lambda value: True
     if issubclass(kind, Checked):
-        return kind.accepts(value)
+        return kind.accepts
     if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
-        return "__call__" not in vars(kind) or (callable(value) and not isinstance(value, type))
-    return isinstance(value, kind)
+        is_function = "__call__" in vars(kind)
+        return lambda value: not is_function or (callable(value) and not isinstance(value, type))
+    return lambda value: isinstance(value, kind)
+
+
+def _entries_fit(values: Sequence[Any], hints: tuple[Any, ...]) -> bool:
+    if hints[-1] is ...:
+        hints = hints[:1] * len(values)
+    return len(values) == len(hints) and all(fits(v, hint) for v, hint in zip(values, hints, strict=True))
 
 
 def describe(hint: Any) -> str:
@@ -147,7 +156,7 @@ def explaining(refusal: type[Exception]) -> Callable[[Callable[P, T]], Callable[
             try:
                 return function(*arguments, **settings)
             except _MISFITS as error:
-                if is_out_of_memory(error) or (isinstance(error, refusal) and _is_ours(error)):
+                if is_out_of_memory(error) or (isinstance(error, (refusal, NotImplementedError)) and _is_ours(error)):
                     raise
                 given = {**dict(zip(_parameters(function), arguments, strict=False)), **settings}
                 raise refusal(_misfit(function, given, error)) from error

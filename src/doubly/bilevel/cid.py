@@ -178,7 +178,11 @@ def cid(
         ValueError: If values are not per sample, delta lies outside its constraint, or a solver refuses the system.
     """
     check_estimate(problem, delta, composition, state)
-    check_arguments(cid, {"solve": solve, "constraint": constraint, "all_gather": all_gather, "previous": previous})
+    check_arguments(cid, {"solve": solve, "all_gather": all_gather, "previous": previous})
+    if constraint is not None and not (hasattr(constraint, "project") and hasattr(constraint, "face")):
+        raise TypeError(
+            f"constraint must have project and face, got {show(constraint)}: pass a Box, a Ball, …, or None"
+        )
     delta = delta.detach().requires_grad_(solve is not None)
     terms = as_terms(problem(delta))
     check_terms(terms, delta, shared)

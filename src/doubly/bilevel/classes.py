@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from doubly.bilevel.arguments import Checked, explained
-from doubly.bilevel.composition import LogMeanExp, State, require
+from doubly.bilevel.composition import LogMeanExp, State, check_losses, require
 
 BISECTIONS = 64  # halvings of a bracket, which exhaust float64
 
@@ -175,6 +175,7 @@ class ClassLogMeanExp(Checked):
                 f"outer must hold a loss and a class per sample, (B, 2), for ClassLogMeanExp, got shape "
                 f"{tuple(values.shape)}: torch.stack([losses, classes.to(losses)], 1)"
             )
+        check_losses(values[:, 0], "ClassLogMeanExp")
         classes = values[:, 1].detach().long()
         if not ((classes >= 0) & (classes < len(self.shares))).all() or not (self.shares[classes] > 0).all():
             raise ValueError("a sample is of a class that shares does not have: give each class its share of the data")

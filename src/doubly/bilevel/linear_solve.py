@@ -63,11 +63,19 @@ class Solver(Protocol):
         ...
 
 
-def _check_system(matvec: MatVec, b: Tensor) -> None:
-    """Refuse a system that is no function and no rows of numbers."""
+def _checked_system(matvec: MatVec, b: Tensor) -> MatVec:
+    """Return the product, whose results are compared with b; refuse what is no function, and no rows of numbers."""
     if not fits(matvec, MatVec):
         raise TypeError(f"matvec must be a function v -> A v, got {show(matvec)}")
     check_rows(b, "b")
+
+    def product(v: Tensor) -> Tensor:
+        image = matvec(v)
+        if not isinstance(image, Tensor) or image.shape != v.shape:
+            raise ValueError(f"matvec must return A v, a tensor of the shape of v, {tuple(v.shape)}, got {show(image)}")
+        return image
+
+    return product
 
 
 def _relative_norm(residual: Tensor, b: Tensor) -> Tensor:
@@ -126,9 +134,10 @@ class Diagonal(Checked):
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
         """Solve the systems; see `Solver`."""
-        _check_system(matvec, b)
         if self.inverse_diagonal is not None:
+            check_rows(b, "b", allow_empty=True)
             return Solution(self.inverse_diagonal * b)
+        matvec = _checked_system(matvec, b)
         diagonal = matvec(torch.ones_like(b))
         v = b / diagonal
         if self.tolerance is None:
@@ -168,7 +177,7 @@ class ConjugateGradient(Checked):
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
         """Solve the systems; see `Solver`."""
-        _check_system(matvec, b)
+        matvec = _checked_system(matvec, b)
         if self.inverse_diagonal is None:
             return self._solve(matvec, b, torch.zeros_like(b), b)
         scale = self.inverse_diagonal.sqrt()
@@ -227,7 +236,7 @@ class Neumann(Checked):
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
         """Solve the systems; see `Solver`."""
-        _check_system(matvec, b)
+        matvec = _checked_system(matvec, b)
         v = self.size * b
         for _ in range(self.terms - 1):
             v = v + self.size * (b - matvec(v))
@@ -255,7 +264,7 @@ class Direct(Checked):
         Raises:
             ValueError: If a row has more than `largest` coordinates, or a matrix is singular or indefinite.
         """
-        _check_system(matvec, b)
+        matvec = _checked_system(matvec, b)
         size = b[0].numel()
         if size > self.largest:
             raise ValueError(f"Direct would build matrices of {size} x {size}: use ConjugateGradient, or raise largest")

@@ -50,8 +50,9 @@ class Images(Settings):
     groups: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.y.dim() != 1:
-            raise UsageError(f"labels are a tensor (N,), got {show(self.y)}: use Images.of, which converts them")
+        for name, values in (("labels", self.y), ("ids", self.ids)):
+            if values.dim() != 1:
+                raise UsageError(f"{name} are a tensor (N,), got {show(values)}: use Images.of, which makes them")
         if len(self.ids) == 0:
             object.__setattr__(self, "ids", torch.arange(len(self.y), device=self.y.device))
 

@@ -132,10 +132,11 @@ def bootstrap_difference(
         UsageError: If there are no samples or resamples, or a number is out of range.
     """
 
-    for name, given, kinds in (("correct_a", correct_a, "b"), ("correct_b", correct_b, "b"), ("y", y, "iu")):
+    for name, given, kinds in (("correct_a", correct_a, "biu"), ("correct_b", correct_b, "biu"), ("y", y, "iu")):
         if not isinstance(given, np.ndarray) or given.shape != np.shape(y) or given.dtype.kind not in kinds:
             raise UsageError(f"{name} must be an array with one entry per sample, got {show(given)}: see help")
-    check_arguments(bootstrap_difference, {"statistic": statistic, "level": level, "resamples": resamples}, UsageError)
+    settings = {"statistic": statistic, "level": level, "resamples": resamples, "seed": seed}
+    check_arguments(bootstrap_difference, settings, UsageError)
 
     def difference(index: Ints | slice) -> float:
         return statistic(correct_a[index], y) - statistic(correct_b[index], y)

@@ -8,11 +8,12 @@ reuses the attack's own gradient as g(x), which is that at x only for a zero sta
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import FGSM, frozen_statistics, replay_rng, rng_state
+from doubly.attacks import FGSM, Attack, frozen_statistics, replay_rng, rng_state
 from doubly.checks import check_logits
 from doubly.distributed import Communicator
 from doubly.errors import UsageError
@@ -36,7 +37,11 @@ class FastATGA(Method):
     strength: float = 0.2
     """weight of the penalty; published for CIFAR-10: 0.2 at 8/255, 0.632 at 12/255, 2 at 16/255; SVHN 2.5 at 8/255"""
 
+    checks_itself: ClassVar[tuple[str, ...]] = ("attack",)  # any attack works
+
     def __post_init__(self) -> None:
+        if not isinstance(self.attack, Attack):
+            raise UsageError(f"FastATGA takes an attack, got {type(self.attack).__name__}: write FastATGA(FGSM())")
         if not self.strength >= 0:
             raise UsageError(f"the strength of gradient alignment must not be negative, got {self.strength:g}")
 
