@@ -14,6 +14,7 @@ from doubly.errors import UsageError
 from doubly.evaluation.config import EvalConfig
 from doubly.metric_names import has_weak_classes, repair_advice
 from doubly.rundir import RunDir
+from doubly.text import printable_lines
 
 if TYPE_CHECKING:
     from doubly.evaluation.result import EvalResult
@@ -94,7 +95,7 @@ def print_note(result: "EvalResult", out: Console) -> None:
     """Print that the weights are random, loudly, if they are."""
     note = str(result.protocol.get("note", ""))
     if "RANDOM" in note:
-        out.print(note, style="bold red", highlight=False, markup=False, soft_wrap=True)
+        out.print(printable_lines(note), style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 
 def _advise(result: "EvalResult", directory: Path, out: Console) -> None:

@@ -17,6 +17,7 @@ from doubly.data.mapped_pixels import MappedPixels
 from doubly.data.pixels import channels_first, check_labels, check_pixels, class_names, in_unit_range, split_item
 from doubly.errors import UsageError
 from doubly.settings import Settings
+from doubly.text import utf8
 
 
 class MapDataset(Protocol):
@@ -36,7 +37,7 @@ class Images(Settings):
     Args:
         x: Pixels (N, C, H, W): uint8, or float32 in [0,1] where the source is finer than 8 bits.
         y: Labels (N,), int64, numbered from 0.
-        classes: Names of the classes, by label.
+        classes: Names of the classes, by label; bytes of folder names that are not UTF-8 become backslash escapes.
         ids: Position of each image in the dataset it came from, (N,) int64; 0, 1, … by default. A subset keeps the
             ids of its images.
         groups: Group of each image, (N,) int64, such as the frames of one film. Images of one group are never
@@ -53,6 +54,7 @@ class Images(Settings):
         for name, values in (("labels", self.y), ("ids", self.ids)):
             if values.dim() != 1:
                 raise UsageError(f"{name} are a tensor (N,), got {show(values)}: use Images.of, which makes them")
+        object.__setattr__(self, "classes", tuple(utf8(name) for name in self.classes))
         if len(self.ids) == 0:
             object.__setattr__(self, "ids", torch.arange(len(self.y), device=self.y.device))
 

@@ -13,12 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from doubly.attacks import FGSM, Attack, frozen_statistics, replay_rng, rng_state
+from doubly.attacks import FGSM, frozen_statistics, replay_rng, rng_state
 from doubly.checks import check_logits
 from doubly.distributed import Communicator
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss
-from doubly.methods.method import Method
+from doubly.methods.method import Method, check_attack
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -40,8 +40,7 @@ class FastATGA(Method):
     checks_itself: ClassVar[tuple[str, ...]] = ("attack",)  # any attack works
 
     def __post_init__(self) -> None:
-        if not isinstance(self.attack, Attack):
-            raise UsageError(f"FastATGA takes an attack, got {type(self.attack).__name__}: write FastATGA(FGSM())")
+        check_attack(self.attack, "FastATGA")
         if not self.strength >= 0:
             raise UsageError(f"the strength of gradient alignment must not be negative, got {self.strength:g}")
 

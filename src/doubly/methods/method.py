@@ -367,6 +367,16 @@ def _checked_init(init: Callable[..., State]) -> Callable[..., State]:
     return checked
 
 
+def check_attack(attack: Any, owner: str) -> None:
+    """Refuse what is no attack, for methods that work with any attack whatever their annotation says.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    if not isinstance(attack, Attack):
+        raise UsageError(f"{owner} takes an attack, got {show(attack)}: write {owner}(PGD())")
+
+
 def require_counts(counts: Tensor | None, name: str) -> Tensor:
     """Return the training images per class that a method was given.
 

@@ -1,6 +1,5 @@
 """Reports: read run directories; write tables, figures and one page. Never imports torch."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from doubly.report.collect import Comparison, collect, compare
 from doubly.report.html import Overview, Section, render
 from doubly.report.pictures import overview_pictures, section_pictures
 from doubly.report.run_result import RunResult
+from doubly.text import file_name
 
 __all__ = ["Comparison", "Report", "RunResult", "collect", "compare", "figures", "forms", "tables", "write_report"]
 
@@ -103,4 +103,4 @@ def write_report(paths: Iterable[Path | str], output: Path | str) -> Path:
 
 
 def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", text)
+    return file_name(text)
