@@ -39,7 +39,7 @@ lower-bounds:  ## a fast part of the tests with the lowest versions that pyproje
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tools/lower_bounds.py > $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/requirements.txt
-	PYTHONPATH=src $(LOWEST)/bin/python -m pytest tests/bilevel tests/report tests/data tests/cli tests/test_*s.py
+	PYTHONPATH=src $(LOWEST)/bin/python -m pytest -W default tests/bilevel tests/report tests/data tests/cli tests/test_*s.py
 
 format: $(READY)
 	$(BIN)/ruff format .

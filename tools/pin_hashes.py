@@ -1,7 +1,7 @@
 """Write requirements-hashes.txt: the versions of constraints.txt with the sha256 of each of their files on PyPI.
 
     python tools/pin_hashes.py                          # asks https://pypi.org/simple
-    python tools/pin_hashes.py --wheel torch-2.13.0+cpu-….whl   # also allows a file that is not on PyPI
+    python tools/pin_hashes.py --wheel torch-2.13.0+cpu-….whl   # this file in place of those on PyPI
 
 `pip install --require-hashes -r requirements-hashes.txt` then installs nothing but these files, on any platform.
 """
@@ -61,7 +61,7 @@ def published(package: str, version: str) -> set[str]:
 def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheel", type=Path, action="append", default=[], help="a further file whose hash is allowed")
+    parser.add_argument("--wheel", type=Path, action="append", default=[], help="a file in place of those on PyPI")
     parser.add_argument("--output", type=Path, default=ROOT / "requirements-hashes.txt")
     options = parser.parse_args()
     pins = [line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").split()]
@@ -71,7 +71,7 @@ def main() -> None:
     lines = [HEAD]
     for (package, version), found in zip(pins, hashes, strict=True):
         if wheel := local.get(normalized(package)):
-            found.add(hashlib.sha256(wheel.read_bytes()).hexdigest())
+            found = {hashlib.sha256(wheel.read_bytes()).hexdigest()}
         if not found:
             sys.exit(f"{package} {version} has no file on {INDEX}: correct constraints.txt")
         lines.append(

@@ -17,6 +17,13 @@ class StepRule(Checked):
     """A rule that turns gradients of the inner function into steps; a subclass is a frozen dataclass.
 
     A subclass implements `step`, and `init` if it remembers something from step to step.
+
+    Args:
+        arguments: Settings of the subclass, which are compared with their annotations.
+        settings: The same by name.
+
+    Raises:
+        TypeError: If a setting does not fit its annotation.
     """
 
     needs_box: ClassVar[bool] = False

@@ -42,6 +42,9 @@ class Images(Settings):
             ids of its images.
         groups: Group of each image, (N,) int64, such as the frames of one film. Images of one group are never
             separated by a hold-out. None if the images are independent.
+
+    Raises:
+        UsageError: If one of them is of another type, or labels and ids are no vectors.
     """
 
     x: Tensor | MappedPixels
