@@ -224,6 +224,10 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients in delta of c . g, detached, and of h, which can be differentiated again."""
     h = inner_values(terms)
+    if not (h.requires_grad and terms.outer.requires_grad):
+        raise ValueError(
+            "outer and inner do not depend on theta or delta: compute them with gradients, from the delta given"
+        )
     if terms.inner is None and not shared:  # h = -g and c is constant, so one backward pass gives both
         (slope,) = torch.autograd.grad(terms.outer.sum(), delta, create_graph=True, materialize_grads=True)
         return per_row(cotangents, delta) * slope.detach(), -slope

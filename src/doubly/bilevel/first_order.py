@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doubly.bilevel.arguments import check_arguments, show
+from doubly.bilevel.arguments import check_arguments, check_rows, show
 from doubly.bilevel.cid import AllGather, Direction, Problem, Terms, as_terms, check_estimate, check_terms
 from doubly.bilevel.composition import Composition, State
 from doubly.bilevel.inner import identity
@@ -182,7 +182,8 @@ def _check_parts(parts: Sequence[Part], composition: Composition, state: State) 
         check_estimate(part.problem, part.delta, composition, state)
         check_arguments(Part, {"shifted": part.shifted})
         curvature = part.inverse_curvature
-        if not isinstance(curvature, Tensor) or curvature.shape != part.delta.shape or curvature.is_complex():
+        check_rows(curvature, "inverse_curvature", allow_empty=True)
+        if curvature.shape != part.delta.shape:
             raise ValueError(
                 f"inverse_curvature must have the shape of delta, {tuple(part.delta.shape)}, got {show(curvature)}"
             )
