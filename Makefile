@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all check docs format clean
+.PHONY: demo test test-all check docs format clean fuzz hashes audit lower-bounds
 
 demo: $(READY)  ## train AT and DONE on digits, repair AT, print the table, write the page
 	$(BIN)/doubly reproduce demo --output runs/demo
@@ -23,6 +23,23 @@ check: $(READY)  ## formatting, lint, types, import directions
 
 docs: $(VENV)/.docs  ## the documentation site, in site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+CALLS ?= 5000
+fuzz: $(READY)  ## malformed calls of every public function: none may end in an error from inside torch
+	PYTHONPATH=tests/support $(BIN)/python tests/support/malformed_calls.py --calls $(CALLS)
+
+hashes: $(READY)  ## requirements-hashes.txt anew from constraints.txt; needs pypi.org
+	$(BIN)/python tools/pin_hashes.py
+
+audit: $(READY)  ## known vulnerabilities of the pinned versions, by pip-audit if it is installed
+	@$(BIN)/python tools/audit.py
+
+LOWEST := build/lower-bounds
+lower-bounds:  ## a fast part of the tests with the lowest versions that pyproject.toml allows, beside the pinned torch
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) tools/lower_bounds.py > $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/requirements.txt
+	PYTHONPATH=src $(LOWEST)/bin/python -m pytest -W default tests/bilevel tests/report tests/data tests/cli tests/test_*s.py
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -10,7 +10,7 @@ X, Y = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch
 
 
 def test_good_input_passes():
-    for x, y in ((X, Y), (X.double(), Y.int()), (torch.zeros(1, 1, 1, 1), torch.tensor([5])), (X[:0], Y[:0])):
+    for x, y in ((X, Y), (X.double(), Y), (torch.zeros(1, 1, 1, 1), torch.tensor([5])), (X[:0], Y[:0])):
         check_images(x, y)
     check_logits(torch.zeros(4, 3), Y)
     check_logits(torch.zeros(0, 3), Y[:0])
@@ -20,6 +20,8 @@ def test_good_input_passes():
 def test_bad_images_labels_and_logits_are_named_with_the_fix():
     images = [
         ((255 * X).to(torch.uint8), Y, "divide uint8 images by 255"),
+        (X, Y.int(), "got torch.int32 .* as int64"),
+        (X.to("meta"), Y, "images must be a dense tensor with values"),
         (255 * X, Y, r"\[0,1\].*normalization"),
         (X - 0.5, Y, r"\[0,1\]"),
         (X.index_fill(0, torch.tensor(1), math.nan), Y, r"\[0,1\]"),

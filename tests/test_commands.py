@@ -76,6 +76,11 @@ ELSEWHERE = {  # commands that are not run here, and where they are
     'pip install "doubly[ray]"': "by hand, for the slow test in tests/jobs/test_ray.py",
     'pip install "doubly[huggingface]"': "by hand; tests/end_to_end/test_front_door.py has a stand-in",
     "doubly completion install": "tests/cli/test_completion.py, in another home folder",
+    "make fuzz": "tests/test_refusals.py, with fewer calls",
+    "make hashes": "by hand, since it asks pypi.org",
+    "python tools/pin_hashes.py --wheel torch-….whl": "by hand, since it asks pypi.org",
+    "make audit": "by hand, since it asks a database on the network",
+    "make lower-bounds": "by hand, since it makes an environment",
     "doubly list passes": "tests/studies/test_passes.py",
 }
 # Benchmarks take minutes: their --help is run, or they are compiled if they take no options. test_examples.py runs the

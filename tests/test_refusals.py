@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 import doubly
+import malformed_calls
+import malformed_targets
 from doubly import AT, DONE, FGSM, PGD, TRADES, Batch, L2Ball, LinfBall, Strong, TrainStep
 from doubly.errors import UsageError
 from doubly.methods import METHODS
@@ -64,3 +66,11 @@ def test_what_works_instead():
     assert torch.equal(objective((X, Y)).loss, objective(Batch(X, Y)).loss)
     assert TRADES is METHODS["trades"] and all(kind.__name__ in doubly.__all__ for kind in METHODS.values())
     assert repr(doubly.Images.of(X, Y)) == "Images(6 of 1x2x2, torch.float32, 2 classes)"
+
+
+def test_malformed_calls_of_every_public_function_end_in_a_result_or_a_sentence():
+    results = malformed_calls.outcomes(250, seed=1)
+    assert not [result for result in results if result.kind == "obscure"]
+    assert malformed_calls.count_kinds(results)["refused"] > 100
+    reached = {name.partition(".")[0] for name in malformed_targets.targets()}
+    assert {"doubly", "minimize 0", "cid", "evaluate", "train", "repair", "load", "attack pgd"} <= reached

@@ -13,13 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from doubly.errors import UsageError
+from doubly.settings import Settings, explained
 
 
-class Loss:
+class Loss(Settings):
     """A loss of one set of logits; a subclass is a frozen dataclass."""
 
     needs_clean_logits: ClassVar[bool] = False
     """whether the loss compares with the logits of the clean images"""
+
+    @classmethod
+    def accepts(cls, value: object) -> bool:
+        """Return whether a value is a loss; a plain function of logits and labels is one, too."""
+        return isinstance(value, cls) or (callable(value) and not isinstance(value, type))
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each sample, (B,), from logits (B, classes) and labels (B,)."""
@@ -38,6 +44,7 @@ class PairedLoss(Loss):
 
     needs_clean_logits: ClassVar[bool] = True
 
+    @explained
     def __call__(self, logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
         """Return the loss of each sample.
 
@@ -97,6 +104,7 @@ def _precise(logits: Tensor) -> Tensor:
 class CrossEntropy(Loss):
     """-log softmax(z)_y."""
 
+    @explained
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(_precise(logits), y, reduction="none")
 
@@ -105,6 +113,7 @@ class CrossEntropy(Loss):
 class LogitMargin(Loss):
     """max_{j != y} z_j - z_y: positive once the sample is misclassified; it does not saturate as probabilities do."""
 
+    @explained
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         logits = _precise(logits)
         label_logit = logits.gather(1, y[:, None]).squeeze(1)

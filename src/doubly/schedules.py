@@ -7,9 +7,10 @@ from itertools import pairwise
 from typing import Self
 
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 
-class Schedule:
+class Schedule(Settings):
     """A value over training; a subclass is a frozen dataclass."""
 
     boundaries: tuple[float, ...] = ()

@@ -54,7 +54,9 @@ class BatchGenerator:
         """
         if isinstance(generator, BatchGenerator):
             return generator
-        if generator is None or isinstance(generator, int):
+        if generator is None or (isinstance(generator, int) and not isinstance(generator, bool)):
+            if generator is not None and not -(2**63) <= generator < 2**64:
+                raise UsageError(f"a seed is a whole number of at most 64 bits, got {generator}: take a smaller one")
             generator = torch.Generator().manual_seed(generator or 0)
         if not isinstance(generator, torch.Generator):
             raise UsageError(

@@ -1,6 +1,8 @@
 """Formatting and parsing of numbers, durations and names, and escaping of text for each output format. No torch."""
 
+import hashlib
 import re
+import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -10,6 +12,7 @@ import rich.markup
 from doubly.errors import UsageError
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins with one of these
+MAX_FILE_NAME = 120  # bytes; file systems allow 255, and endings and numbers are added
 TRUST_QUESTION = "are these numbers trustworthy?"
 # Answers by the verdict of the checks: about the numbers, not about the network.
 TRUST_ANSWERS = {
@@ -93,6 +96,38 @@ def dead_classes_sentence(names: Sequence[str], classes: int) -> str:
     )
 
 
+def utf8(name: str) -> str:
+    """Return a name that can be written as UTF-8: bytes of a file name that are not become backslash escapes."""
+    try:
+        name.encode()
+        return name
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "surrogateescape" if _is_undecoded(name) else "backslashreplace").decode(
+            "utf-8", "backslashreplace"
+        )
+
+
+def _is_undecoded(name: str) -> bool:
+    """Return whether all halves of surrogate pairs in a name stand for bytes that Python could not decode."""
+    return all("\udc80" <= letter <= "\udcff" for letter in name if "\ud800" <= letter <= "\udfff")
+
+
+def file_name(text: str) -> str:
+    """Return a text as the name of a file, of letters, digits, dots and dashes; a long one ends in its checksum."""
+    name = re.sub(r"[^\w.-]+", "_", text)
+    if len(name.encode()) <= MAX_FILE_NAME:
+        return name
+    digest = hashlib.blake2b(utf8(text).encode(), digest_size=6).hexdigest()
+    return f"{name.encode()[: MAX_FILE_NAME - 13].decode('utf-8', 'ignore')}-{digest}"
+
+
+def _one_line(text: str) -> str:
+    """Return a text without control characters and halves of surrogate pairs; line breaks and tabs become spaces."""
+    return "".join(
+        " " if mark.isspace() else "?" if unicodedata.category(mark) in ("Cc", "Cs") else mark for mark in text
+    )
+
+
 def printable(value: object) -> str:
     """Replace what a terminal would obey, or cannot write, by question marks: names come from data."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(value))
@@ -117,22 +152,23 @@ def escape_terminal(value: object) -> str:
 
 def escape_markdown(text: str) -> str:
     """Escape for a cell or a paragraph of Markdown; line breaks become spaces."""
-    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(_one_line(text).split()))
 
 
 def escape_latex(text: str) -> str:
     """Escape for LaTeX text, and write the symbols that tables use as math."""
-    return "".join(LATEX.get(mark, mark) for mark in text)
+    return "".join(LATEX.get(mark, mark) for mark in _one_line(text))
 
 
 def escape_csv(text: str) -> str:
     """Put an apostrophe before text that a spreadsheet would compute as a formula; quoting is the writer's part."""
-    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+    line = _one_line(text)
+    return f"'{line}" if text.startswith(FORMULA_STARTS) or line.lstrip().startswith(FORMULA_STARTS) else line
 
 
 def escape_html(text: str) -> str:
     """Escape for HTML text and for quoted attributes. Templates of the report escape by themselves."""
-    return str(markupsafe.escape(text))
+    return str(markupsafe.escape(_one_line(text)))
 
 
 def parse_number(text: str) -> float:

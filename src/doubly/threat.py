@@ -9,19 +9,22 @@ import torch
 from torch import Tensor
 
 from doubly.bilevel import Ball, Box, Constraint, NormalizedStep, SignStep, StepRule
+from doubly.bilevel.arguments import check_arguments
 from doubly.bilevel.rows import flat
 from doubly.errors import UsageError
+from doubly.settings import Settings, explained
 from doubly.text import parse_number
 
 TOLERANCE = 1e-6  # for rounding, of the radius and of the image range
 
 
-class Threat:
+class Threat(Settings):
     """The perturbations that an attacker may use around an image, within the image range [0, 1].
 
     A subclass is a frozen dataclass. A new norm is one subclass in threat.py and one line in its table THREATS.
     """
 
+    checks_itself: ClassVar[tuple[str, ...]] = ("radius",)
     norm: ClassVar[str]
     """name of the norm, as AutoAttack writes it"""
     max_radius: ClassVar[float] = float("inf")
@@ -30,6 +33,7 @@ class Threat:
     """whether `box` returns the set with a log-barrier, which DONE's implicit term needs"""
     radius: float
 
+    @explained
     def around(self, x: Tensor) -> Constraint:
         """Return the set of allowed perturbations of each image in `x`."""
         return self.between(-x, 1 - x)
@@ -69,6 +73,7 @@ class Threat:
 
     def scaled(self, factor: float) -> Self:
         """Return the same threat with `factor` times the radius."""
+        check_arguments(self.scaled, {"factor": factor}, UsageError)
         return replace(self, radius=factor * self.radius)  # type: ignore[type-var]  # subclasses are dataclasses
 
     def clip_gray_levels(self, levels: Tensor, clean: Tensor) -> Tensor:
@@ -110,24 +115,29 @@ class LinfBall(Threat):
         if not self.barrier > 0:
             raise UsageError(f"the strength of the barrier must be positive, got {self.barrier:g}")
 
+    @explained
     def between(self, lower: Tensor, upper: Tensor) -> Box:
         return Box(lower.clamp(min=-self.radius), upper.clamp(max=self.radius), self.barrier)
 
+    @explained
     def box(self, x: Tensor, factors: Tensor | None = None) -> Box:
         if factors is None:
             return self.between(-x, 1 - x)
         radius = factors * self.radius
         return Box(torch.maximum(-x, -radius), torch.minimum(1 - x, radius), self.barrier)
 
+    @explained
     def length(self, delta: Tensor) -> Tensor:
         return flat(delta).norm(torch.inf, dim=1)  # type: ignore[no-any-return]
 
     def step_rule(self, size: float) -> SignStep:
         return SignStep(size)
 
+    @explained
     def unbounded(self, x: Tensor) -> Self:
         return replace(self, radius=1.0)
 
+    @explained
     def clip_gray_levels(self, levels: Tensor, clean: Tensor) -> Tensor:
         tolerance = 1e-4  # of a gray level: 8/255 is eight levels in float32 as well
         low, high = (clean - self.radius) * 255, (clean + self.radius) * 255
@@ -154,15 +164,18 @@ class L2Ball(Threat):
         if not 0 < self.radius < float("inf"):
             raise UsageError(f"epsilon must be positive and finite, got {self.radius:g}: 0.5 is usual on CIFAR-10")
 
+    @explained
     def between(self, lower: Tensor, upper: Tensor) -> Ball:
         return Ball(self.radius, Box(lower, upper))
 
+    @explained
     def length(self, delta: Tensor) -> Tensor:
         return flat(delta).norm(2, dim=1)  # type: ignore[no-any-return]
 
     def step_rule(self, size: float) -> NormalizedStep:
         return NormalizedStep(size)
 
+    @explained
     def unbounded(self, x: Tensor) -> Self:
         return replace(self, radius=math.sqrt(x[0].numel()))
 
@@ -197,11 +210,13 @@ def check_threat(threat: Any, owner: str) -> None:
         )
 
 
+@explained
 def is_inside(threat: Threat, delta: Tensor) -> Tensor:
     """Return whether each perturbation lies within the radius, up to rounding, (B,)."""
     return threat.length(delta) <= threat.radius * (1 + TOLERANCE) + TOLERANCE
 
 
+@explained
 def is_image(x: Tensor) -> Tensor:
     """Return whether all pixels of each image lie in [0, 1], (B,); NaN does not."""
     rows = flat(x)

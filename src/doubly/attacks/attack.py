@@ -9,15 +9,17 @@ from torch import Tensor, nn
 from doubly.bilevel import Box
 from doubly.errors import UsageError
 from doubly.seeding import AnyGenerator, BatchGenerator
+from doubly.settings import Settings
 from doubly.threat import Threat
 
 
-class Attack:
+class Attack(Settings):
     """Finds a perturbation delta inside its threat that makes the network wrong.
 
     A subclass is a frozen dataclass with a field `threat`.
     """
 
+    checks_itself: ClassVar[tuple[str, ...]] = ("threat", "rule")
     stays_inside: ClassVar[bool] = True
     """whether delta lies in the threat's set; an attack that leaves it is for training only"""
     threat: Threat
@@ -61,7 +63,7 @@ class Attack:
         Returns:
             The attack within the threat of `reference`.
         """
-        return cls(threat=reference.threat)  # type: ignore[call-arg]  # a field of every subclass
+        return cls(threat=reference.threat)  # a field of every subclass
 
     def box(self, x: Tensor, y: Tensor) -> Box:
         """Return the set of allowed perturbations of each image as a box with a log-barrier.

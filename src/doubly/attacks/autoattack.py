@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from doubly.errors import UsageError
-from doubly.threat import LinfBall, Threat
+from doubly.settings import Settings
+from doubly.threat import LinfBall, Threat, check_threat
 
 Part = Literal["apgd-ce", "apgd-t", "fab-t", "square"]
 Predict = Callable[[Tensor], Tensor]
@@ -26,7 +27,7 @@ NORMS = ("Linf", "L2")  # that the reference supports here
 
 
 @dataclass(frozen=True)
-class AutoAttack:
+class AutoAttack(Settings):
     """The standard ensemble of four attacks within an l-infinity or l2 ball.
 
     Raises:
@@ -46,11 +47,16 @@ class AutoAttack:
     seed: int = 0
     """seed of the random numbers, set again for each attack on each batch as the reference does"""
 
+    checks_itself: ClassVar[tuple[str, ...]] = ("threat", "parts")
+
     def __post_init__(self) -> None:
+        check_threat(self.threat, "AutoAttack")
         if self.threat.norm not in NORMS:
             raise UsageError(
                 f"AutoAttack knows l-infinity and l2 balls, got {type(self.threat).__name__}: use LinfBall or L2Ball"
             )
+        if not isinstance(self.parts, tuple | list):
+            raise UsageError(f"parts must be a tuple of {', '.join(STANDARD)}, got {self.parts!r:.40}")
         unknown = [part for part in self.parts if part not in STANDARD]
         if unknown or not self.parts or len(set(self.parts)) < len(self.parts):
             raise UsageError(f"parts must be some of {', '.join(STANDARD)}, each once, got {self.parts}")

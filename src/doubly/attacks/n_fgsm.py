@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from doubly.attacks.attack import Attack
 from doubly.attacks.mode import Mode, attack_context
 from doubly.bilevel import Box, SignStep, projected_descent
-from doubly.checks import check_call, check_scores
+from doubly.checks import check_scores, checked_call
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, check_plain
 from doubly.seeding import AnyGenerator, BatchGenerator
@@ -54,14 +54,13 @@ class NFGSM(Attack):
         return replace(self, threat=threat)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
-        check_call(model, x, y)
-        image_range = Box(-x, 1 - x)
-        start = self.noise * self.threat.radius * (2 * BatchGenerator.of(generator).uniform(x) - 1)
+        draws = BatchGenerator.of(generator)
 
         def inner(delta: Tensor) -> Tensor:
             logits = forward(x + delta)
             check_scores(logits, y)
             return -self.loss(logits, y)
 
-        with attack_context(model, self.attack_mode, x) as forward:
-            return projected_descent(inner, start, image_range, SignStep(self.reach * self.threat.radius), 1)
+        with checked_call(model, x, y), attack_context(model, self.attack_mode, x) as forward:
+            start = self.noise * self.threat.radius * (2 * draws.uniform(x) - 1)
+            return projected_descent(inner, start, Box(-x, 1 - x), SignStep(self.reach * self.threat.radius), 1)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from doubly.attacks.attack import Attack
 from doubly.attacks.mode import Forward, Mode, attack_context, connected
 from doubly.bilevel import Box, Constraint, StepRule, projected_descent
+from doubly.bilevel.arguments import show
 from doubly.bilevel.rows import per_row
-from doubly.checks import check_call, check_finite, check_scores
+from doubly.checks import check_finite, check_scores, checked_call
 from doubly.errors import NonFiniteError, UsageError
 from doubly.losses import CrossEntropy, LogitMargin, Loss, check_plain, kl_divergence
 from doubly.seeding import AnyGenerator, BatchGenerator
@@ -97,6 +98,7 @@ class PGD(Attack):
         return reference
 
     def with_class_factors(self, factors: Tensor) -> "PGD":
+        check_factors(factors)
         settings = {setting.name: getattr(self, setting.name) for setting in fields(PGD)}
         return _ClassFactorPGD(**settings, factors=factors)
 
@@ -151,9 +153,8 @@ class PGD(Attack):
             UsageError: If images, labels and logits do not fit each other.
             NonFiniteError: If logits or the gradient are NaN or infinite.
         """
-        check_call(model, x, y)
         draws = BatchGenerator.of(generator)
-        with attack_context(model, self.attack_mode, x) as forward:
+        with checked_call(model, x, y), attack_context(model, self.attack_mode, x) as forward:
             delta = self._attempt(forward, x, y, draws, value, active)
             for _ in range(self.restarts - 1):
                 other = self._attempt(forward, x, y, draws, value, active)
@@ -181,8 +182,7 @@ class PGD(Attack):
             NonFiniteError: If logits or the gradient are NaN or infinite.
         """
         self.check_divergence()
-        check_call(model, x, y)
-        with attack_context(model, self.attack_mode, x) as forward, torch.no_grad():
+        with checked_call(model, x, y), attack_context(model, self.attack_mode, x) as forward, torch.no_grad():
             clean = forward(x)
         return self.maximize(model, x, y, generator, lambda logits: kl_divergence(clean, logits))
 
@@ -319,6 +319,13 @@ class _ClassFactorPGD(PGD):
 
     def box(self, x: Tensor, y: Tensor) -> Box:
         return self.threat.box(x, self.sample_factors(x, y))
+
+
+def check_factors(factors: Any) -> None:
+    """Refuse class factors that are not a number for each class."""
+    numbers = isinstance(factors, Tensor) and factors.is_floating_point() and factors.layout is torch.strided
+    if not numbers or factors.dim() != 1 or not factors.numel() or factors.is_meta:
+        raise UsageError(f"class factors are a tensor (classes,) of positive numbers, got {show(factors)}")
 
 
 def _times(delta: Tensor, scale: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from doubly.attacks.mode import attack_context
 from doubly.attacks.pgd import PGD, Start
 from doubly.attacks.search import Search
 from doubly.bilevel import NormalizedStep, SignStep, StepRule
-from doubly.checks import check_call
+from doubly.checks import checked_call
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss
 from doubly.seeding import AnyGenerator, BatchGenerator
@@ -65,13 +65,12 @@ class StoppingPGD(Attack):
         return cls.of(reference)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
-        check_call(model, x, y)
         pgd, draws = self._pgd, BatchGenerator.of(generator)
 
         def value(logits: Tensor, rows: Tensor) -> Tensor:
             return self.loss(logits, y[rows])
 
-        with attack_context(model, "eval", x) as forward:
+        with checked_call(model, x, y), attack_context(model, "eval", x) as forward:
             search = Search(forward, x, y, self.threat)
             for _ in range(self.restarts):
                 search.attempt(pgd.start_points(x, None, draws), [(value, self.rule)] * self.steps)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from doubly.attacks.attack import Attack
 from doubly.attacks.mode import attack_context
 from doubly.attacks.search import Search, Step, Value
-from doubly.checks import check_call
+from doubly.checks import checked_call
 from doubly.errors import UsageError
 from doubly.seeding import AnyGenerator, BatchGenerator
 from doubly.threat import LinfBall, Threat, check_threat
@@ -61,8 +61,7 @@ class Strong(Attack):
             )
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
-        check_call(model, x, y)
-        with attack_context(model, "eval", x) as forward:
+        with checked_call(model, x, y), attack_context(model, "eval", x) as forward:
             search = Search(forward, x, y, self.threat)
             for steps in self._attempts(search, BatchGenerator.of(generator)):
                 search.attempt(*steps)

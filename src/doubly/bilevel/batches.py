@@ -74,7 +74,7 @@ def iterate_batches(
     total, batch_size = _check_sizes(tensors or [], row_count, batch_size, world_size)
     part_size = batch_size // world_size
     part_rows = slice(rank * part_size, (rank + 1) * part_size)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     while True:
         order = torch.arange(total) if batch_size == total else torch.randperm(total, generator=generator)
         for ids in order[: total - total % batch_size].view(-1, batch_size):
@@ -85,6 +85,8 @@ def _check_sizes(
     tensors: list[Tensor], row_count: int | None, batch_size: int | None, world_size: int
 ) -> tuple[int, int]:
     """Return the number of rows and the size of a batch, once they are known to fit together."""
+    if any(tensor.dim() == 0 or tensor.layout is not torch.strided for tensor in tensors):
+        raise ValueError("data must be dense, with one row per sample, got another tensor: pass tensors (rows, …)")
     row_counts = {len(tensor) for tensor in tensors} | ({row_count} if row_count is not None else set())
     if len(row_counts) != 1:
         raise ValueError(f"data and delta must have equally many rows, one per sample; got {sorted(row_counts)}")

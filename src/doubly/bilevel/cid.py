@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import check_arguments, check_rows, show
 from doubly.bilevel.composition import Composition, State
 from doubly.bilevel.constraints import Constraint
 from doubly.bilevel.inner import identity
@@ -81,7 +82,9 @@ def as_terms(returned: Any) -> Terms:
 
 
 def check_inner(inner: Tensor, count: int) -> None:
-    """Raise a ValueError unless `inner` holds one value for each of `count` samples."""
+    """Raise an error unless `inner` holds one value for each of `count` samples."""
+    if not isinstance(inner, Tensor) or inner.dim():  # else the shape is refused below
+        check_rows(inner, "inner", allow_empty=True)
     if inner.shape != (count,):
         raise ValueError(
             f"inner must hold one h_i per sample, ({count},), got shape {tuple(inner.shape)}: return the values before "
@@ -90,8 +93,10 @@ def check_inner(inner: Tensor, count: int) -> None:
 
 
 def check_terms(terms: Terms, delta: Tensor, shared: bool) -> None:
-    """Raise a ValueError unless the terms hold one outer and one inner value per sample."""
+    """Raise an error unless the terms hold one outer and one inner value per sample."""
     outer, inner, _ = terms
+    if outer.dim():  # else the shape is refused below
+        check_rows(outer, "outer", allow_empty=True)
     expected = "(B,) or (B, m)" if shared else f"({len(delta)},) or ({len(delta)}, m), one row per row of delta"
     if not 1 <= outer.dim() <= 2 or not (shared or len(outer) == len(delta)):
         raise ValueError(
@@ -109,6 +114,21 @@ def inner_values(terms: Terms) -> Tensor:
             "inner=None stands for -g, and g is a vector here: return h_i, one number per sample, as inner"
         )
     return -terms.outer if terms.inner is None else terms.inner
+
+
+def check_estimate(problem: Problem, delta: Tensor, composition: Composition, state: State) -> None:
+    """Check the kinds of what every estimate takes.
+
+    Raises:
+        TypeError: If one of them is something else.
+        ValueError: If delta has no values.
+    """
+    given = {"problem": problem, "composition": composition, "state": state}
+    check_arguments(check_estimate, given)
+    if not isinstance(delta, Tensor) or not delta.is_floating_point() or delta.layout is not torch.strided:
+        raise TypeError(f"delta must be a dense floating-point tensor, got {show(delta)}: pass the inner solutions")
+    if not delta.numel() or delta.is_meta:
+        raise ValueError(f"delta must hold at least one value, got {show(delta)}: pass the inner solutions")
 
 
 def check_inside(constraint: Constraint, rows: Tensor) -> None:
@@ -157,6 +177,12 @@ def cid(
         TypeError: If `problem` does not return `Terms`.
         ValueError: If values are not per sample, delta lies outside its constraint, or a solver refuses the system.
     """
+    check_estimate(problem, delta, composition, state)
+    check_arguments(cid, {"solve": solve, "all_gather": all_gather, "previous": previous})
+    if constraint is not None and not (hasattr(constraint, "project") and hasattr(constraint, "face")):
+        raise TypeError(
+            f"constraint must have project and face, got {show(constraint)}: pass a Box, a Ball, …, or None"
+        )
     delta = delta.detach().requires_grad_(solve is not None)
     terms = as_terms(problem(delta))
     check_terms(terms, delta, shared)
@@ -198,6 +224,10 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients in delta of c . g, detached, and of h, which can be differentiated again."""
     h = inner_values(terms)
+    if not (h.requires_grad and terms.outer.requires_grad):
+        raise ValueError(
+            "outer and inner do not depend on theta or delta: compute them with gradients, from the delta given"
+        )
     if terms.inner is None and not shared:  # h = -g and c is constant, so one backward pass gives both
         (slope,) = torch.autograd.grad(terms.outer.sum(), delta, create_graph=True, materialize_grads=True)
         return per_row(cotangents, delta) * slope.detach(), -slope

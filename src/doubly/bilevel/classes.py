@@ -15,11 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from doubly.bilevel.composition import LogMeanExp, State, require
+from doubly.bilevel.arguments import Checked, explained
+from doubly.bilevel.composition import LogMeanExp, State, check_losses, require
 
 BISECTIONS = 64  # halvings of a bracket, which exhaust float64
 
 
+@explained
 def tilted_probabilities(scores: Tensor, prior: Tensor, temperature: float, cap: float | None = None) -> Tensor:
     """Maximize sum_c p_c scores_c - temperature * KL(p || prior) over the distributions p with p_c <= cap / C.
 
@@ -56,7 +58,7 @@ class ClassEstimates(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ClassLogMeanExp:
+class ClassLogMeanExp(Checked):
     """KL-DRO over classes, and over the samples inside each class: F = R log sum_c prior_c exp(G_c / R).
 
     A sample hands in two numbers, its loss and its class, so that `outer` is (B, 2): the g_i of the formula, with one
@@ -116,6 +118,7 @@ class ClassLogMeanExp:
         """Whether all samples of a class have the same weight."""
         return self.r == inf or self.cap == 1 or self.floor == 1
 
+    @explained
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
@@ -140,6 +143,7 @@ class ClassLogMeanExp:
         new_state = {"mass": mass, "nu": estimates.nu, "risks": estimates.risks, "inner_r": r}
         return torch.stack([weights, torch.zeros_like(weights)], 1).to(values.dtype), new_state
 
+    @explained
     def value(self, values: Tensor) -> Tensor:
         """Return F of these samples, (); over the classes among them."""
         estimates = self._batch_estimates(*self._split(values))
@@ -171,6 +175,7 @@ class ClassLogMeanExp:
                 f"outer must hold a loss and a class per sample, (B, 2), for ClassLogMeanExp, got shape "
                 f"{tuple(values.shape)}: torch.stack([losses, classes.to(losses)], 1)"
             )
+        check_losses(values[:, 0], "ClassLogMeanExp")
         classes = values[:, 1].detach().long()
         if not ((classes >= 0) & (classes < len(self.shares))).all() or not (self.shares[classes] > 0).all():
             raise ValueError("a sample is of a class that shares does not have: give each class its share of the data")

@@ -1,11 +1,12 @@
 """The protocol by which `minimize` talks to the other processes that work on the same problem."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 
+@runtime_checkable
 class Communicator(Protocol):
     """Collective operations of several processes; an object with these members can be passed to `minimize`.
 

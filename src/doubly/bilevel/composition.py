@@ -6,14 +6,17 @@ gradient of g_i is the estimate of the gradient of f(mean g).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked, check_arguments, check_rows, explained
+from doubly.bilevel.coarse import COARSE, around_pivot, check_overflow, is_coarse, is_positive, refuse_running
 from doubly.bilevel.inner import identity
 
+REACH = 800.0  # of exponents: exp(-800) is 0 in float64
 State = dict[str, Tensor]  # what a composition remembers from batch to batch; empty before the first
 
 
@@ -72,19 +75,33 @@ class Composition(Protocol):
 
 
 def check_losses(values: Tensor, name: str) -> None:
-    """Check that there is one loss per sample.
+    """Check that there is one finite loss per sample, and at least one.
 
     Args:
         values: g_i, as the problem returned them.
         name: The composition, for the message.
 
     Raises:
+        TypeError: If `values` is no tensor of floating-point numbers.
         ValueError: If `values` is not of shape (B,).
+        ArithmeticError: If a loss is NaN or infinite: its weight would be, too.
     """
+    check_rows(values, "outer")
     if values.dim() != 1:
         raise ValueError(
             f"outer must hold one loss per sample, (B,), for {name}, got shape {tuple(values.shape)}: "
             "RunningMean takes vectors"
+        )
+    check_finite_losses(values, name)
+
+
+def check_finite_losses(losses: Tensor, name: str) -> None:
+    """Raise an ArithmeticError if a loss is NaN or infinite."""
+    if not torch.isfinite(losses).all():
+        bad = int((~torch.isfinite(losses)).sum())
+        raise ArithmeticError(
+            f"{name} got {bad} of {len(losses)} losses that are NaN or infinite, for which there is no weight: take "
+            "smaller steps, or look for what overflows in the problem"
         )
 
 
@@ -95,7 +112,7 @@ def require(allowed: bool, name: str, value: object, rule: str) -> None:
 
 
 @dataclass(frozen=True)
-class RunningMean:
+class RunningMean(Checked):
     """A function f of a running mean u <- (1 - eta) u + eta * (mean of the batch), which the first batch initializes.
 
     The cotangents are c_i = f'(u). g may have any width.
@@ -130,6 +147,9 @@ class RunningMean:
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Refresh u and return (cotangents, new state); see `Composition.update`."""
+        check_rows(values, "outer")
+        check_rows(all_values, "outer of the whole batch")
+        check_arguments(self.update, {"state": state, "all_previous": all_previous})
         u = all_values.mean(0)
         if state:
             old = state["u"] if all_previous is None else state["u"] + u - all_previous.mean(0)
@@ -141,6 +161,7 @@ class RunningMean:
 
     def value(self, values: Tensor) -> Tensor:
         """Return f(mean g) of these samples, (); see `Composition.value`."""
+        check_rows(values, "outer")
         return self._f(values.mean(0))
 
     def estimate(self, state: State) -> Tensor:
@@ -149,7 +170,7 @@ class RunningMean:
 
 
 @dataclass(frozen=True)
-class LogMeanExp:
+class LogMeanExp(Checked):
     """KL-regularized DRO of losses: f(mean g) = r log mean exp(loss / r); the cotangents are the paper's weights.
 
     The state holds nu = log u in float64, because exp(loss / r) itself overflows (docs/numerics.md). An estimate made
@@ -171,9 +192,9 @@ class LogMeanExp:
     mean_weight_limit: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.r > 0, "r", self.r, "r > 0")
+        require(is_positive(self.r), "r", self.r, "r > 0")
         require(0 < self.eta <= 1, "eta", self.eta, "0 < eta <= 1")
-        require(self.cap is None or self.cap >= 1, "cap", self.cap, "cap >= 1, or None for no bound")
+        require(self.cap is None or 1 <= self.cap < inf, "cap", self.cap, "cap >= 1, or None for no bound")
         limit = self.mean_weight_limit
         require(limit is None or limit >= 1, "mean_weight_limit", limit, "mean_weight_limit >= 1")
         if self.cap is not None and self.mean_weight_limit is not None:
@@ -201,14 +222,21 @@ class LogMeanExp:
         largest_k = (mass_left > 0).sum() - 1
         return candidates[torch.where(fits.any(), fits.int().argmax(), largest_k)]
 
+    @explained
     def update(
         self, values: Tensor, all_values: Tensor, state: State, all_previous: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Refresh u and return (weights, new state); see `Composition.update`."""
         check_losses(values, "LogMeanExp")
+        check_losses(all_values, "LogMeanExp")
         r = torch.tensor(self.r, dtype=torch.float64)
+        continues = bool(state) and bool(state["r"] == r) and self.eta < 1 and self.cap != 1
+        if is_coarse(all_values.double(), self.r) or (continues and bool(state["nu"].abs() > COARSE)):
+            if continues:
+                refuse_running("LogMeanExp", all_values, self.r)
+            return self._coarse_update(values.double(), all_values.double(), r, values.dtype)
         nu_batch = nu = self.batch_value(all_values.double() / self.r)
-        if state and state["r"] == r and self.eta < 1 and self.cap != 1:
+        if continues:
             old = state["nu"].to(nu)
             nu = torch.logaddexp(old + log(1 - self.eta), nu_batch + log(self.eta))
             if all_previous is not None:
@@ -223,6 +251,18 @@ class LogMeanExp:
             log_weights = log_weights.clamp_max(log(self.cap))
         return log_weights.exp().to(values.dtype), new_state
 
+    def _coarse_update(self, losses: Tensor, all_losses: Tensor, r: Tensor, dtype: torch.dtype) -> tuple[Tensor, State]:
+        """Return what `update` does, for one batch of losses that are large beside r."""
+        scaled, pivot = around_pivot(all_losses, self.r, self.cap, REACH)
+        nu = self.batch_value(scaled)
+        log_weights = ((losses - pivot) / self.r).clamp(-REACH, REACH) - nu
+        if self.cap is not None:
+            log_weights = log_weights.clamp_max(log(self.cap))
+        state = {"nu": nu + pivot / self.r, "r": r}
+        if self.mean_weight_limit is not None:
+            state["limited"] = torch.zeros_like(nu)  # the mean weight of a batch alone is 1
+        return log_weights.exp().to(dtype), state
+
     def _storm(self, old: Tensor, nu_batch: Tensor, nu_previous: Tensor) -> Tensor:
         """Return the logarithm of STORM's estimate u_batch + (1 - eta) (u - u_previous).
 
@@ -234,16 +274,24 @@ class LogMeanExp:
         total = (nu_batch - largest).exp() + (1 - self.eta) * difference
         return torch.maximum(largest + total.clamp_min(0).log(), nu_batch + log(self.eta))
 
+    @explained
     def value(self, values: Tensor) -> Tensor:
         """Return r log mean exp(loss / r) of these losses, (), or the capped objective; see `Composition.value`."""
-        scaled = values.double() / self.r
-        nu = self.batch_value(scaled)
+        check_losses(values, "LogMeanExp")
+        losses, offset = values.double(), torch.zeros((), dtype=torch.float64, device=values.device)
+        if is_coarse(losses, self.r):
+            offset = around_pivot(losses, self.r, self.cap, REACH)[1].detach()
+            # Below, losses without weight only have to stay finite; above, the capped ones keep their own.
+            losses = (losses - offset).clamp_min(-REACH * self.r)
+        scaled = losses / self.r
+        nu = self.batch_value(scaled.clamp_max(REACH) if offset else scaled)
         if self.cap is None:
-            return (self.r * nu).to(values.dtype)
+            return (offset + self.r * nu).to(values.dtype)
         # Detached: the gradient of a maximum is that at its maximizer, held fixed.
         log_weights = (scaled - nu).clamp_max(log(self.cap)).detach()
         weights = log_weights.exp()
-        return (self.r * (weights * (scaled - log_weights)).mean()).to(values.dtype)
+        value = offset + self.r * (weights * (scaled - log_weights)).mean()
+        return check_overflow(value.to(values.dtype), "LogMeanExp")
 
     def estimate(self, state: State) -> Tensor:
         """Return u, the running mean of exp(loss / r), (); see `Composition.estimate`."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doubly.bilevel.cid import AllGather, Direction, Problem, Terms
+from doubly.bilevel.arguments import check_arguments, check_rows, show
+from doubly.bilevel.cid import AllGather, Direction, Problem, Terms, as_terms, check_estimate, check_terms
 from doubly.bilevel.composition import Composition, State
 from doubly.bilevel.inner import identity
 from doubly.bilevel.rows import per_row
@@ -86,6 +87,7 @@ def cid_first_order(
         The direction, without slope and residual; its loss cannot be differentiated twice.
 
     Raises:
+        TypeError: If an argument is of the wrong kind.
         ValueError: If the values are not one loss per sample, (B,), and the composition needs losses.
     """
     part = Part(problem, shifted, delta, inverse_curvature)
@@ -123,14 +125,15 @@ def cid_first_order_parts(
         are concatenated, and any other aux is a list with one entry per part.
 
     Raises:
+        TypeError: If an argument is of the wrong kind.
         ValueError: If there is no part, or the values are not one loss per sample, (B,), and the composition needs
             losses.
     """
-    if not parts:
-        raise ValueError("parts must hold at least one microbatch: pass the whole batch as one Part")
-    parameters = [p for p in parameters if p.requires_grad]
+    _check_parts(parts, composition, state)
+    check_arguments(cid_first_order_parts, {"all_gather": all_gather, "mean": mean, "span": span, "limit": limit})
+    parameters = _trained(parameters)
     deltas = [part.delta.detach().requires_grad_() for part in parts]
-    single = parts[0].problem(deltas[0]) if len(parts) == 1 else None  # needs no pass for the values alone
+    single = _terms(parts[0].problem, deltas[0]) if len(parts) == 1 else None  # needs no pass for the values alone
     values = _values(parts) if single is None else single.outer.detach()
     all_values = all_gather(values)
     all_weights, _ = composition.update(all_values, all_values, state)
@@ -142,7 +145,7 @@ def cid_first_order_parts(
     at_delta: Gradients = [None] * len(parameters)
     terms, v = [], []
     for part, delta, weight in zip(parts, deltas, part_weights, strict=True):
-        outer, _, aux = part.problem(delta) if single is None else single
+        outer, _, aux = _terms(part.problem, delta) if single is None else single
         slope, *gradients = torch.autograd.grad((weight * outer).sum(), [delta, *parameters], allow_unused=True)
         at_delta = _add(at_delta, gradients)
         v.append(_solve_diagonal(part.inverse_curvature, slope, weight, floor))
@@ -151,7 +154,7 @@ def cid_first_order_parts(
 
     at_shifted: Gradients = [None] * len(parameters)
     for part, delta, weight, direction in zip(parts, deltas, part_weights, v, strict=True):
-        outer = part.shifted(delta.detach() + span / longest * direction).outer
+        outer = _terms(part.shifted, delta.detach() + span / longest * direction).outer
         at_shifted = _add(at_shifted, torch.autograd.grad((weight * outer).sum(), parameters, allow_unused=True))
 
     plain = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, at_delta, strict=True)]
@@ -166,7 +169,46 @@ def cid_first_order_parts(
 @torch.no_grad()
 def _values(parts: Sequence[Part]) -> Tensor:
     """Return g_i of all parts, without side effects, (B,)."""
-    return torch.cat([part.shifted(part.delta.detach()).outer for part in parts])
+    return torch.cat([_terms(part.shifted, part.delta.detach()).outer for part in parts])
+
+
+def _check_parts(parts: Sequence[Part], composition: Composition, state: State) -> None:
+    """Refuse parts that are none."""
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, Part) for part in parts):
+        raise TypeError(f"parts must be a list of Part, got {show(parts)}: pass the whole batch as one Part")
+    if not parts:
+        raise ValueError("parts must hold at least one microbatch: pass the whole batch as one Part")
+    for part in parts:
+        check_estimate(part.problem, part.delta, composition, state)
+        check_arguments(Part, {"shifted": part.shifted})
+        curvature = part.inverse_curvature
+        check_rows(curvature, "inverse_curvature", allow_empty=True)
+        if curvature.shape != part.delta.shape:
+            raise ValueError(
+                f"inverse_curvature must have the shape of delta, {tuple(part.delta.shape)}, got {show(curvature)}"
+            )
+
+
+def _trained(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the tensors of theta that require gradients."""
+    if not isinstance(parameters, Iterable) or isinstance(parameters, Tensor | str):
+        raise TypeError(f"parameters must be a list of tensors, got {show(parameters)}: pass model.parameters()")
+    tensors = list(parameters)
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise TypeError("parameters must be tensors, and some are not: pass model.parameters()")
+    trained = [tensor for tensor in tensors if tensor.requires_grad]
+    if not trained:
+        raise ValueError("none of the parameters requires a gradient: there is nothing to differentiate")
+    return trained
+
+
+def _terms(problem: Problem, delta: Tensor) -> Terms:
+    """Return the terms of a problem, once they are known to fit delta."""
+    terms = as_terms(problem(delta))
+    check_terms(terms, delta, shared=False)
+    if torch.is_grad_enabled() and not terms.outer.requires_grad:
+        raise ValueError("outer does not depend on theta and delta: compute it from the delta given, with gradients")
+    return terms
 
 
 @torch.no_grad()

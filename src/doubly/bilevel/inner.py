@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked, check_arguments, check_rows, show
 from doubly.bilevel.constraints import Constraint
 from doubly.bilevel.rows import flat, mean_row
 from doubly.bilevel.step_rules import GradientStep, StepRule
@@ -16,7 +17,7 @@ Inner = Callable[[Tensor], Tensor]  # delta (B, ...) -> h_i (B,)
 
 
 @dataclass(frozen=True)
-class Descent:
+class Descent(Checked):
     """Settings of the inner solver of `minimize`: projected steps of one rule.
 
     Args:
@@ -73,8 +74,14 @@ def projected_descent(
         delta after the last step, (B, ...), detached.
 
     Raises:
+        TypeError: If an argument is of the wrong kind.
         ArithmeticError: If a gradient of `inner` is NaN or infinite.
     """
+    given = {"inner": inner, "rule": rule, "steps": steps, "tolerance": tolerance}
+    check_arguments(projected_descent, given)
+    if not hasattr(constraint, "project"):
+        raise TypeError(f"constraint must have a method project, got {show(constraint)}: pass WholeSpace() for none")
+    check_rows(start, "start", allow_empty=True)
     delta = constraint.project(start.detach())
     state = rule.init(delta)
     gradient = delta  # checked below if there is no step

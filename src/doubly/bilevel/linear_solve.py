@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked, check_rows, fits, show
 from doubly.bilevel.rows import dot, flat, per_row
 
 MatVec = Callable[[Tensor], Tensor]
@@ -62,6 +63,21 @@ class Solver(Protocol):
         ...
 
 
+def _checked_system(matvec: MatVec, b: Tensor) -> MatVec:
+    """Return the product, whose results are compared with b; refuse what is no function, and no rows of numbers."""
+    if not fits(matvec, MatVec):
+        raise TypeError(f"matvec must be a function v -> A v, got {show(matvec)}")
+    check_rows(b, "b")
+
+    def product(v: Tensor) -> Tensor:
+        image = matvec(v)
+        if not isinstance(image, Tensor) or image.shape != v.shape:
+            raise ValueError(f"matvec must return A v, a tensor of the shape of v, {tuple(v.shape)}, got {show(image)}")
+        return image
+
+    return product
+
+
 def _relative_norm(residual: Tensor, b: Tensor) -> Tensor:
     """Return |residual| / |b| of each row, (B,)."""
     return (dot(residual, residual) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
@@ -100,7 +116,7 @@ def _checked(v: Tensor, residual: Tensor, tolerance: float, remedy: str, concave
 
 
 @dataclass(frozen=True, eq=False)
-class Diagonal:
+class Diagonal(Checked):
     """Solver for diagonal systems, which needs at most two products.
 
     With `inverse_diagonal` it returns v = D^-1 b and neglects A beside D, as Proposition 1 does for ReLU networks,
@@ -119,7 +135,9 @@ class Diagonal:
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
         """Solve the systems; see `Solver`."""
         if self.inverse_diagonal is not None:
+            check_rows(b, "b", allow_empty=True)
             return Solution(self.inverse_diagonal * b)
+        matvec = _checked_system(matvec, b)
         diagonal = matvec(torch.ones_like(b))
         v = b / diagonal
         if self.tolerance is None:
@@ -131,7 +149,7 @@ class Diagonal:
 
 
 @dataclass(frozen=True, eq=False)
-class ConjugateGradient:
+class ConjugateGradient(Checked):
     """Conjugate-gradient solver of (A + D) v = b for symmetric A.
 
     With D the iteration runs on z = D^(1/2) v, which needs only D^(-1/2), and starts from D^-1 b; without D it starts
@@ -159,6 +177,7 @@ class ConjugateGradient:
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
         """Solve the systems; see `Solver`."""
+        matvec = _checked_system(matvec, b)
         if self.inverse_diagonal is None:
             return self._solve(matvec, b, torch.zeros_like(b), b)
         scale = self.inverse_diagonal.sqrt()
@@ -202,7 +221,7 @@ class ConjugateGradient:
 
 
 @dataclass(frozen=True)
-class Neumann:
+class Neumann(Checked):
     """Truncated Neumann series v = size * sum_{k<terms} (I - size A)^k b, which converges if 0 < size * A < 2.
 
     Args:
@@ -217,6 +236,7 @@ class Neumann:
 
     def __call__(self, matvec: MatVec, b: Tensor) -> Solution:
         """Solve the systems; see `Solver`."""
+        matvec = _checked_system(matvec, b)
         v = self.size * b
         for _ in range(self.terms - 1):
             v = v + self.size * (b - matvec(v))
@@ -227,7 +247,7 @@ class Neumann:
 
 
 @dataclass(frozen=True)
-class Direct:
+class Direct(Checked):
     """Direct solver that builds each matrix by one product per coordinate and factorizes it; for small delta.
 
     Args:
@@ -244,6 +264,7 @@ class Direct:
         Raises:
             ValueError: If a row has more than `largest` coordinates, or a matrix is singular or indefinite.
         """
+        matvec = _checked_system(matvec, b)
         size = b[0].numel()
         if size > self.largest:
             raise ValueError(f"Direct would build matrices of {size} x {size}: use ConjugateGradient, or raise largest")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import check_arguments, check_rows, fits, show
 from doubly.bilevel.batches import iterate_batches
 from doubly.bilevel.cid import Direction, Terms, check_inside
 from doubly.bilevel.communicator import Communicator, SingleProcess
@@ -130,6 +131,9 @@ def minimize(
         ArithmeticError: If the value, the gradient or an inner gradient is not finite; the message names the step.
     """
     _check_kinds(composition, constraint, delta, optimizer, solve, descent)
+    check_arguments(minimize, {name: value for name, value in locals().items() if name not in ("solve", "optimizer")})
+    if not shared:
+        check_rows(delta, "delta")
     parameters = parameters_of(theta)
     outer_step = OuterStep(problem, inner, theta, parameters, descent, solve, shared, communicator)
     solutions = _InnerSolutions(delta.detach(), shared, warm_start, communicator)
@@ -207,7 +211,9 @@ def _check_kinds(composition: Any, constraint: Any, delta: Any, optimizer: Any, 
             f"delta must be a floating-point tensor, where the inner variables start, got {type(delta).__name__}: pass "
             "torch.zeros(rows, …), one row per sample"
         )
-    if isinstance(optimizer, str) or not callable(getattr(optimizer, "step", optimizer)):
+    if not delta.numel() or delta.is_meta or delta.layout is not torch.strided:
+        raise TypeError(f"delta must be a dense tensor with values, got {show(delta)}: pass torch.zeros(rows, …)")
+    if isinstance(optimizer, str) or not fits(getattr(optimizer, "step", optimizer), Callable):
         raise TypeError(
             f"optimizer must be a torch optimizer or a function that makes one, got {optimizer!r:.40}: pass "
             "lambda tensors: torch.optim.Adam(tensors, lr=0.01)"

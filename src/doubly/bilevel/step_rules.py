@@ -6,16 +6,24 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked
 from doubly.bilevel.constraints import Constraint
 from doubly.bilevel.rows import norms, per_row
 
 State = dict[str, Tensor]  # what a rule remembers from step to step
 
 
-class StepRule:
+class StepRule(Checked):
     """A rule that turns gradients of the inner function into steps; a subclass is a frozen dataclass.
 
     A subclass implements `step`, and `init` if it remembers something from step to step.
+
+    Args:
+        arguments: Settings of the subclass, which are compared with their annotations.
+        settings: The same by name.
+
+    Raises:
+        TypeError: If a setting does not fit its annotation.
     """
 
     needs_box: ClassVar[bool] = False

@@ -43,6 +43,8 @@ class TensorBoard(Callback):
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
             raise UsageError(f"TensorBoard cannot be written ({error}): pip install 'doubly[tensorboard]'") from None
+        if not isinstance(folder, str | Path):
+            raise UsageError(f"the folder of TensorBoard is a path, got {type(folder).__name__}: pass text or a Path")
         self.folder = Path(folder)
         self.writer: SummaryWriter | None = None
 

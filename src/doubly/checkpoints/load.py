@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from doubly.bilevel.arguments import check_arguments
 from doubly.checkpoints.files import find_checkpoint, load_checkpoint
 from doubly.config.run import Run
 from doubly.config.serialize import first_difference, from_json, to_json
@@ -139,6 +140,7 @@ def load(
     Raises:
         UsageError: If it is not a run directory, there is no such checkpoint, or the network does not fit its weights.
     """
+    check_arguments(load, {"path": path, "checkpoint": checkpoint, "model": model, "device": device}, UsageError)
     folder = Path(path)
     if model is None:
         if isinstance(load_run(folder).model, InMemoryModel):

@@ -15,6 +15,7 @@ from doubly.errors import UsageError
 from doubly.evaluation.config import EvalConfig
 from doubly.metric_names import has_weak_classes, repair_advice
 from doubly.rundir import RunDir
+from doubly.text import printable_lines
 
 if TYPE_CHECKING:
     from doubly.evaluation.result import EvalResult
@@ -116,7 +117,7 @@ def print_note(result: "EvalResult", out: Console) -> None:
 
     note = str(result.protocol.get("note", ""))
     if RANDOM_WEIGHTS in note:
-        out.print(note, style="bold red", highlight=False, markup=False, soft_wrap=True)
+        out.print(printable_lines(note), style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 
 def _advise(result: "EvalResult", directory: Path, out: Console) -> None:

@@ -159,7 +159,7 @@ def select_threat(name: str | None, epsilon: str | None, default: Threat | None)
     if epsilon is not None and type(default) is kind:
         return replace(default, radius=parse_number(epsilon))  # type: ignore[type-var]  # also keeps the barrier
     if epsilon is not None:
-        return kind(radius=parse_number(epsilon))  # type: ignore[call-arg]  # a field of every subclass
+        return kind(radius=parse_number(epsilon))  # a field of every subclass
     return default if name is None or type(default) is kind else kind()
 
 

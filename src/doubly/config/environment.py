@@ -46,6 +46,6 @@ def _commit() -> str | None:
     folder = Path(__file__).parents[1]
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()  # noqa: S603 - a fixed list
     except (OSError, subprocess.SubprocessError):
         return None

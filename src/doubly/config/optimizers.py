@@ -10,6 +10,7 @@ from torch import nn
 
 from doubly.errors import UsageError
 from doubly.schedules import Cyclic, Schedule
+from doubly.settings import Settings
 
 T = TypeVar("T", bound=torch.optim.Optimizer)
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -26,7 +27,7 @@ def light(kind: type[T]) -> type[T]:
     return type(kind.__name__, (kind,), {**inside, "step": torch.no_grad()(inside["step"])})
 
 
-class OptimizerConfig:
+class OptimizerConfig(Settings):
     """Settings of an optimizer; a subclass is a frozen dataclass and one line in OPTIMIZERS."""
 
     lr: Schedule | None

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from doubly.errors import UsageError
 from doubly.seeding import BatchGenerator
+from doubly.settings import Settings
 
 
-class Augmentation:
+class Augmentation(Settings):
     """A random change of a batch of training images; a subclass is a frozen dataclass with a method `__call__`."""
 
     moves_pixels: ClassVar[bool] = False

@@ -12,9 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from doubly.bilevel.arguments import check_arguments, show
 from doubly.data.mapped_pixels import MappedPixels
 from doubly.data.pixels import channels_first, check_labels, check_pixels, class_names, in_unit_range, split_item
 from doubly.errors import UsageError
+from doubly.settings import Settings
+from doubly.text import utf8
 
 
 class MapDataset(Protocol):
@@ -26,19 +29,22 @@ class MapDataset(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class Images(Settings):
     """A labeled set of images.
 
-    Make one with `Images.of` or `Images.from_dataset`, which check their arguments; the constructor does not.
+    Make one with `Images.of` or `Images.from_dataset`, which check their arguments; the constructor looks at types.
 
     Args:
         x: Pixels (N, C, H, W): uint8, or float32 in [0,1] where the source is finer than 8 bits.
         y: Labels (N,), int64, numbered from 0.
-        classes: Names of the classes, by label.
+        classes: Names of the classes, by label; bytes of folder names that are not UTF-8 become backslash escapes.
         ids: Position of each image in the dataset it came from, (N,) int64; 0, 1, … by default. A subset keeps the
             ids of its images.
         groups: Group of each image, (N,) int64, such as the frames of one film. Images of one group are never
             separated by a hold-out. None if the images are independent.
+
+    Raises:
+        UsageError: If one of them is of another type, or labels and ids are no vectors.
     """
 
     x: Tensor | MappedPixels
@@ -48,6 +54,10 @@ class Images:
     groups: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name, values in (("labels", self.y), ("ids", self.ids)):
+            if values.dim() != 1:
+                raise UsageError(f"{name} are a tensor (N,), got {show(values)}: use Images.of, which makes them")
+        object.__setattr__(self, "classes", tuple(utf8(name) for name in self.classes))
         if len(self.ids) == 0:
             object.__setattr__(self, "ids", torch.arange(len(self.y), device=self.y.device))
 
@@ -69,6 +79,7 @@ class Images:
             UsageError: Pixels or labels have another type, shape or range, their numbers differ or are 0, or a
                 label has no class name.
         """
+        check_arguments(Images.of, {"classes": classes}, UsageError)
         pixels, labels = check_pixels(x), check_labels(y)
         if len(pixels) != len(labels) or len(labels) == 0:
             raise UsageError(f"got {len(pixels)} images and {len(labels)} labels: give equally many, and at least one")

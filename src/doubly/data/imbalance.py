@@ -14,9 +14,10 @@ from doubly.data.images import Images
 from doubly.errors import UsageError
 from doubly.rundir import read_json
 from doubly.seeding import generator
+from doubly.settings import Settings
 
 
-class Imbalance:
+class Imbalance(Settings):
     """A rule that selects the training images to keep; a subclass is a frozen dataclass with a method `keep`."""
 
     selects_by_id: ClassVar[bool] = False

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from doubly.checks import count_nan_images
 from doubly.errors import UsageError
+from doubly.settings import explained
 
 MAX_CHANNELS = 4  # gray, color, and either with transparency
 IMAGE_KEYS = ("image", "img", "images", "pixel_values", "x")  # of datasets whose items are dicts
@@ -21,6 +22,7 @@ def in_unit_range(x: Tensor) -> Tensor:
     return x.float().div_(255) if x.dtype is torch.uint8 else x
 
 
+@explained
 def check_pixels(x: Tensor | NDArray[Any]) -> Tensor:
     """Return pixels as a contiguous tensor (N, C, H, W), uint8 or float32 in [0,1].
 
@@ -62,6 +64,7 @@ def check_pixels(x: Tensor | NDArray[Any]) -> Tensor:
     return pixels.float().contiguous()
 
 
+@explained
 def check_labels(y: Tensor | NDArray[Any] | Sequence[int]) -> Tensor:
     """Return labels as an int64 tensor (N,) on the CPU.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from doubly.bilevel.arguments import check_arguments
 from doubly.callbacks import Callback, CallbackList
 from doubly.checkpoints.load import load_model_and_info, load_run
 from doubly.config.device import select_device
@@ -77,6 +78,7 @@ def evaluate(
         )
     if threat is not None and not isinstance(threat, Threat):
         raise UsageError(f"the third argument is the threat, got {type(threat).__name__}: pass attacks=[…] by name")
+    check_arguments(evaluate, {"mean": mean, "std": std, "callbacks": callbacks, "about": about}, UsageError)
     config = _config(settings)
     shared = shared_threat(attacks, threat)
     images = as_images(data)

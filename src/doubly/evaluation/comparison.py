@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from doubly.bilevel.arguments import check_arguments
 from doubly.errors import UsageError
 from doubly.evaluation.intervals import (
     Interval,
@@ -71,6 +72,7 @@ def compare(first: EvalResult, second: EvalResult, resamples: int = 2000, seed: 
     Raises:
         UsageError: If samples or attacks differ.
     """
+    check_arguments(compare, {"first": first, "second": second, "resamples": resamples, "seed": seed}, UsageError)
     shared_names = min(len(first.names), len(second.names))  # a network may have more classes than the data
     if not np.array_equal(first.y, second.y) or first.names[:shared_names] != second.names[:shared_names]:
         raise UsageError("the two evaluations are of different samples: evaluate both models on the same images")

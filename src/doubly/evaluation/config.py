@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from doubly.errors import UsageError
 from doubly.evaluation.metrics import Rounding
 from doubly.evaluation.weights import Normalization
+from doubly.settings import Settings
 
 Format = Literal["png", "npz"]  # of attacked images
 
@@ -27,12 +28,14 @@ _COUNTS = (
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Settings):
     """Settings of an evaluation: keyword arguments of `evaluate` and options of `doubly evaluate`.
 
     Raises:
         UsageError: If a value is not one of the choices, or a number is out of range.
     """
+
+    checks_itself: ClassVar[tuple[str, ...]] = tuple(_CHOICES)
 
     output: Path | None = None
     """folder for evaluation.json, evaluation.npz, gallery.npz, the state of AutoAttack and attacked images"""

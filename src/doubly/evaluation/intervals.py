@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from doubly.bilevel.arguments import check_arguments, show
 from doubly.errors import UsageError
 from doubly.evaluation.metrics import Bools, Ints, per_class, tail, worst_class
+from doubly.settings import explained
 
 Statistic = Callable[[Bools, Ints], float]  # whether each sample is correct, labels -> a number
 
@@ -40,6 +42,7 @@ def worst_accuracy(correct: Bools, y: Ints) -> float:
     return worst_class(per_class(correct, y, int(y.max()) + 1))[1]
 
 
+@explained
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
     """Return Wilson's score interval: the shares p for which successes / n lies within z standard errors of p.
 
@@ -129,6 +132,12 @@ def bootstrap_difference(
         UsageError: If there are no samples or resamples, or a number is out of range.
     """
 
+    for name, given, kinds in (("correct_a", correct_a, "biu"), ("correct_b", correct_b, "biu"), ("y", y, "iu")):
+        if not isinstance(given, np.ndarray) or given.shape != np.shape(y) or given.dtype.kind not in kinds:
+            raise UsageError(f"{name} must be an array with one entry per sample, got {show(given)}: see help")
+    settings = {"statistic": statistic, "level": level, "resamples": resamples, "seed": seed}
+    check_arguments(bootstrap_difference, settings, UsageError)
+
     def difference(index: Ints | slice) -> float:
         return statistic(correct_a[index], y) - statistic(correct_b[index], y)
 
@@ -163,6 +172,7 @@ def paired_seed_difference(
     return _percentile_interval(difference(slice(None), np.arange(seeds)), values, 0.95)
 
 
+@explained
 def resampled_positions(y: Ints, resamples: int, seed: int) -> Iterator[Ints]:
     """Yield positions drawn with replacement, each from the class of the sample that it replaces: labels stay `y`.
 

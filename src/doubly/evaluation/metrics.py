@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from doubly.errors import UsageError
+from doubly.settings import explained
 
 Ints = npt.NDArray[np.integer[Any]]
 Bools = npt.NDArray[np.bool_]
@@ -21,6 +22,7 @@ ROUNDINGS: dict[str, Callable[[float], int]] = {
 }
 
 
+@explained
 def per_class(correct: Bools, y: Ints, classes: int) -> Floats:
     """Return the accuracy of each class.
 
@@ -43,6 +45,7 @@ def per_class(correct: Bools, y: Ints, classes: int) -> Floats:
     return accuracies
 
 
+@explained
 def tail(accuracies: Floats, share: float = 0.3, rounding: Rounding = "round") -> tuple[float, Ints]:
     """Return the mean accuracy of the weakest classes, and which classes these are.
 
@@ -68,6 +71,7 @@ def tail(accuracies: Floats, share: float = 0.3, rounding: Rounding = "round") -
     return float(accuracies[weakest].mean()), weakest
 
 
+@explained
 def worst_class(accuracies: Floats) -> tuple[int, float]:
     """Return index and accuracy of the weakest class.
 
@@ -79,6 +83,7 @@ def worst_class(accuracies: Floats) -> tuple[int, float]:
     return index, float(accuracies[index])
 
 
+@explained
 def confusion(predictions: Ints, y: Ints, classes: int) -> npt.NDArray[np.int64]:
     """Return the confusion matrix: counts, (classes, classes), one row per label, one column per prediction.
 

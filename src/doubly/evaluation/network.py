@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from doubly.attacks import eval_mode
-from doubly.checks import check_images, check_logits, is_out_of_memory
+from doubly.checks import check_images, check_logits, is_out_of_memory, network_refusal
 from doubly.errors import UsageError
 
 ROUNDING = 1e-3  # relative to the spread of the logits: a larger difference is not rounding
@@ -68,11 +68,7 @@ def _seeded_logits(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Tensor:
     except Exception as error:  # whatever the user's network raises
         if is_out_of_memory(error):
             raise
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.160}"
-        raise UsageError(
-            f"the model cannot take images of shape {tuple(x.shape[1:])} ({reason}): give images of the size, channels "
-            "and type that it was built for"
-        ) from None
+        raise network_refusal(error, x) from None
     check_logits(logits, y)
     return logits
 

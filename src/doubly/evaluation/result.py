@@ -27,6 +27,7 @@ from doubly.evaluation.metrics import (
 )
 from doubly.evaluation.weakest import Tail, Worst, named_tail, named_worst
 from doubly.evaluation.weights import KLWeights, Normalization
+from doubly.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ ENSEMBLE_PREDICTIONS = ("autoattack", "apgd", "autoattack_in_part")  # names of 
 
 
 @dataclass(frozen=True, eq=False)
-class EvalResult:
+class EvalResult(Settings):
     """The prediction of every sample, clean and under every attack, and how they were computed.
 
     Accuracies are fractions in [0, 1].
@@ -87,9 +88,9 @@ class EvalResult:
         if "clean" not in self.predictions:
             raise UsageError('an evaluation needs the predictions of the clean images: give predictions["clean"]')
         for name, classes in self.predictions.items():
-            if classes.shape != self.y.shape:
+            if np.shape(classes) != self.y.shape:
                 raise UsageError(
-                    f"{len(classes)} predictions under {name} for {len(self.y)} labels: give one per label"
+                    f"{np.size(classes)} predictions under {name} for {len(self.y)} labels: give one per label"
                 )
 
     @property

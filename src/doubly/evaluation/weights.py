@@ -11,6 +11,7 @@ import numpy as np
 
 from doubly.errors import UsageError
 from doubly.evaluation.metrics import Floats, Ints
+from doubly.settings import explained
 
 Normalization = Literal["batch", "all", "mean_one"]
 NORMALIZATIONS = get_args(Normalization)
@@ -39,6 +40,7 @@ class KLWeights:
     batch: int
 
     @staticmethod
+    @explained
     def of(losses: Floats, y: Ints, accuracies: Floats, r: float, normalize: Normalization, batch: int) -> "KLWeights":
         """Compute the weights from the losses.
 

@@ -40,7 +40,7 @@ def run_shards(words: Sequence[str], shards: int, on_message: Callable[[str], No
     try:
         with deferred_signals():  # else a signal could leave a process running
             for shard in range(shards):
-                process = subprocess.Popen(
+                process = subprocess.Popen(  # noqa: S603 - our own command
                     [*command, str(shard), str(shards)],
                     env=environment,
                     stdout=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ each batch instead of u. The recipes differ from the paper's text where that doe
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from doubly.bilevel import (
 from doubly.checks import check_logits
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss, sample_losses
-from doubly.methods.method import Method, implicit_precision, perturb_parts
+from doubly.methods.method import Method, check_attack, implicit_precision, perturb_parts
 from doubly.schedules import Piecewise, Schedule
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
@@ -71,7 +71,10 @@ class DONE(Method):
     """curvature in the implicit term. barrier: only that of the barrier, since a ReLU network has none;
     full: that of the network too, by conjugate gradients, for smooth networks"""
 
+    checks_itself: ClassVar[tuple[str, ...]] = ("attack",)
+
     def __post_init__(self) -> None:
+        check_attack(self.attack, "DONE")
         try:
             for percent in range(100):
                 self.composition(percent / 100)

@@ -8,6 +8,7 @@ reuses the attack's own gradient as g(x), which is that at x only for a zero sta
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from doubly.checks import check_logits
 from doubly.distributed import Communicator
 from doubly.errors import UsageError
 from doubly.losses import CrossEntropy, Loss
-from doubly.methods.method import Method
+from doubly.methods.method import Method, check_attack
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
 
@@ -36,7 +37,10 @@ class FastATGA(Method):
     strength: float = 0.2
     """weight of the penalty; published for CIFAR-10: 0.2 at 8/255, 0.632 at 12/255, 2 at 16/255; SVHN 2.5 at 8/255"""
 
+    checks_itself: ClassVar[tuple[str, ...]] = ("attack",)  # any attack works
+
     def __post_init__(self) -> None:
+        check_attack(self.attack, "FastATGA")
         if not self.strength >= 0:
             raise UsageError(f"the strength of gradient alignment must not be negative, got {self.strength:g}")
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from doubly.attacks.attack import Attack
-from doubly.checks import check_images
+from doubly.bilevel.arguments import check_arguments, show
+from doubly.checks import check_batch, check_images, explained_network
 from doubly.distributed.microbatch import WholeBatch
 from doubly.errors import UsageError
+from doubly.settings import Settings
 from doubly.threat import Threat
 from doubly.types import Batch, Objective, Perturbation, State, TrainStep
 
@@ -20,7 +22,7 @@ DRAWS_CLASSES = "draws classes itself"  # answers of `Method.class_balance`
 WEIGHTS_BY_COUNTS = "weights classes by their counts"
 
 
-class Method:
+class Method(Settings):
     """A way to train: the objective of one batch, and what it remembers between batches.
 
     A subclass is a frozen dataclass that implements `objective`; everything else has a default.
@@ -38,13 +40,15 @@ class Method:
                 )
             if isinstance(value, type):
                 raise UsageError(f"{cls.__name__} got the class {value.__name__}: write {value.__name__}()")
-        return super().__new__(cls)
+        return super().__new__(cls, *arguments, **settings)
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Let `objective` also take a plain pair (x, y) as its batch."""
+        """Check what `objective` and `init` are given; a batch may also be a plain pair (x, y)."""
         super().__init_subclass__(**settings)
         if "objective" in vars(cls):
-            cls.objective = _taking_pairs(cls.objective)  # type: ignore[method-assign]
+            cls.objective = _checked_objective(cls.objective)  # type: ignore[method-assign]
+        if "init" in vars(cls):
+            cls.init = _checked_init(cls.init)  # type: ignore[method-assign]
 
     @property
     def wrapped(self) -> "Method | None":
@@ -301,21 +305,76 @@ class MethodWrapper:
         return self.method.on_validation(model, batch, state, step)
 
 
-def _taking_pairs(objective: Callable[..., Objective]) -> Callable[..., Objective]:
-    """Return the method `objective` with a batch that may be a pair of tensors."""
+def _checked_objective(objective: Callable[..., Objective]) -> Callable[..., Objective]:
+    """Return the method `objective` with a batch that may be a pair of tensors, and with checks of its arguments."""
 
     @wraps(objective)
-    def checked(self: Method, model: nn.Module, batch: Any, *arguments: Any, **settings: Any) -> Objective:
-        if not isinstance(batch, Batch):
-            if not isinstance(batch, tuple | list) or not 2 <= len(batch) <= 3:
+    def checked(
+        self: Method, model: nn.Module, batch: Any, state: State, step: TrainStep, *arguments: Any, **settings: Any
+    ) -> Objective:
+        batch = _as_batch(batch)
+        given = {"model": model, "state": state, "step": step}
+        check_arguments(Method.objective, given, UsageError)
+        with explained_network(model, batch.x, batch.y):
+            try:
+                return objective(self, model, batch, state, step, *arguments, **settings)
+            except KeyError as error:
+                if error.args[0] in state:
+                    raise
                 raise UsageError(
-                    f"a batch is Batch(x, y) or a pair (x, y), got {type(batch).__name__}: pass images and labels"
-                )
-            batch = Batch(*batch)
-            check_images(batch.x, batch.y)
-        return objective(self, model, batch, *arguments, **settings)
+                    f"the state of {type(self).__name__} has no {error}: pass what init(images.counts()) or the "
+                    "previous objective returned"
+                ) from error
 
     return checked
+
+
+def _as_batch(batch: Any) -> Batch:
+    """Return a batch, or a pair (x, y), as a batch that was checked; the pixels of a `Batch` are not looked at."""
+    if not isinstance(batch, Batch):
+        if not isinstance(batch, tuple | list) or not 2 <= len(batch) <= 3:
+            raise UsageError(
+                f"a batch is Batch(x, y) or a pair (x, y), got {type(batch).__name__}: pass images and labels"
+            )
+        check_images(batch[0], batch[1])
+    x, y, ids = checked = Batch(*batch)
+    check_batch(x, y)
+    count = len(x)
+    if not isinstance(ids, Tensor) or ids.dtype is not torch.int64 or ids.numel() not in (0, count) or ids.is_meta:
+        raise UsageError(f"ids must be {count} positions, int64, or left out, got {show(ids)}")
+    return checked
+
+
+def _checked_init(init: Callable[..., State]) -> Callable[..., State]:
+    """Return the method `init` with a check of the counts."""
+
+    @wraps(init)
+    def checked(self: Method, counts: Tensor | None = None) -> State:
+        if counts is not None and not (
+            isinstance(counts, Tensor)
+            and counts.dim() == 1
+            and counts.numel()
+            and not (counts.is_complex() or counts.is_meta or counts.dtype is torch.bool)
+            and counts.layout is torch.strided
+            and bool((counts >= 0).all() and torch.isfinite(counts).all() and counts.sum() > 0)
+        ):
+            raise UsageError(
+                f"counts are the training images per class, a tensor (classes,) of numbers from 0 on, got "
+                f"{show(counts)}: pass images.counts()"
+            )
+        return init(self, counts)
+
+    return checked
+
+
+def check_attack(attack: Any, owner: str) -> None:
+    """Refuse what is no attack, for methods that work with any attack whatever their annotation says.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    if not isinstance(attack, Attack):
+        raise UsageError(f"{owner} takes an attack, got {show(attack)}: write {owner}(PGD())")
 
 
 def require_counts(counts: Tensor | None, name: str) -> Tensor:

@@ -1,12 +1,13 @@
 """Networks as they are: outputs that contain the logits, and normalization that happens outside of the network."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from doubly.attacks import eval_mode, model_device
+from doubly.bilevel.arguments import fits, show
 from doubly.errors import UsageError
 from doubly.models.normalize import Normalize
 from doubly.seeding import forked
@@ -132,10 +133,19 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
+def _floats(name: str, values: Any) -> list[float]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise UsageError(f"{name} is a number, or one per channel, got {show(values)}: write {name}=(0.5, 0.5, 0.5)")
+    numbers = [value.item() if isinstance(value, Tensor) and value.numel() == 1 else value for value in values]
+    if not numbers or not all(fits(number, float) for number in numbers):
+        raise UsageError(f"{name} has one number per channel, got {show(values)}: write {name}=(0.5, 0.5, 0.5)")
+    return [float(number) for number in numbers]
+
+
 def _per_channel(name: str, values: Statistics | None, channels: int) -> list[float] | None:
     if values is None:
         return None
-    numbers = [float(values)] if isinstance(values, int | float) else [float(value) for value in values]
+    numbers = _floats(name, [values] if fits(values, float) else values)
     numbers = numbers * channels if len(numbers) == 1 else numbers
     if len(numbers) != channels:
         raise UsageError(

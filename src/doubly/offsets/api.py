@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from doubly.attacks import model_device
+from doubly.bilevel.arguments import check_arguments
 from doubly.callbacks import Callback, CallbackList
 from doubly.checkpoints.load import load_model_and_info, load_run
 from doubly.checks import check_images
@@ -88,6 +89,8 @@ def repair(
     names = [f.name for f in fields(RepairConfig)]
     if unknown := [name for name in settings if name not in names]:
         raise UsageError(f"repair has no setting '{unknown[0]}': it has {', '.join(names)}")
+    given = {"mean": mean, "std": std, "callbacks": callbacks, "about": about, "output": output}
+    check_arguments(repair, given, UsageError)
     config, callback = RepairConfig(**settings), CallbackList(callbacks)
     if output is not None:
         check_output(Path(output))

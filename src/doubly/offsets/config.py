@@ -1,10 +1,10 @@
 """The settings of a repair and of a frontier."""
 
-from dataclasses import dataclass, fields
-from numbers import Integral, Real
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 FitLoss = Literal["margin", "cross_entropy"]
 FIRST_ATTACK = 5  # times as many steps for the first attack, which starts at random, as for each later one
@@ -16,12 +16,14 @@ _COUNTS = ("rounds", "attack_steps", "steps", "images", "judge_images", "chunk_s
 
 
 @dataclass(frozen=True)
-class RepairConfig:
+class RepairConfig(Settings):
     """The settings of a repair.
 
     Raises:
         UsageError: If a number is out of range, or two settings do not fit together.
     """
+
+    checks_itself: ClassVar[tuple[str, ...]] = ("fit_on",)
 
     priority: float = 1.0
     """how far to go from the network as it is (0) to the fitted offsets (1)"""
@@ -54,7 +56,6 @@ class RepairConfig:
     """images that are attacked at a time"""
 
     def __post_init__(self) -> None:
-        _check_types(self)
         if not 0 <= self.priority <= 1:
             raise UsageError(
                 f"priority lies in [0, 1], from the network as it is to the fitted offsets, got {self.priority:g}"
@@ -88,12 +89,14 @@ class RepairConfig:
 
 
 @dataclass(frozen=True)
-class FrontierConfig:
+class FrontierConfig(Settings):
     """The settings of a frontier.
 
     Raises:
         UsageError: If a number is out of range, or the network as trained is not among the points.
     """
+
+    checks_itself: ClassVar[tuple[str, ...]] = ("split",)
 
     scales: tuple[float, ...] = SCALES
     """factors of the fitted offsets, 0 among them; above 1 they go on beyond the fit"""
@@ -120,17 +123,3 @@ class FrontierConfig:
             raise UsageError(f"skip_images must be at least 0, got {self.skip_images}")
         if self.split not in get_args(Split):
             raise UsageError(f"split is one of {', '.join(get_args(Split))}, got '{self.split}'")
-
-
-def _check_types(config: RepairConfig) -> None:
-    """Refuse what is not of the type of its field, which Python code can pass."""
-    kinds: dict[type, tuple[type, str]] = {
-        float: (Real, "a number"),
-        int: (Integral, "a whole number"),
-        bool: (bool, "True or False"),
-        str: (str, "a name"),
-    }
-    for field in fields(config):
-        value, (kind, words) = getattr(config, field.name), kinds[type(field.default)]
-        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-            raise UsageError(f"{field.name} is {words}, such as {field.default!r}, got {value!r:.60}: pass one")

@@ -1,6 +1,5 @@
 """Reports: read run directories; write tables, figures and one page. Never imports torch."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from doubly.report.html import Overview, Section, render
 from doubly.report.next_steps import Step
 from doubly.report.pictures import overview_pictures, section_pictures
 from doubly.report.run_result import RunResult
+from doubly.text import file_name
 
 __all__ = ["Comparison", "Report", "RunResult", "collect", "compare", "figures", "forms", "tables", "write_report"]
 
@@ -111,4 +111,4 @@ def write_report(paths: Iterable[Path | str], output: Path | str, steps: Sequenc
 
 
 def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", text)
+    return file_name(text)

@@ -101,7 +101,7 @@ def latex(table: Table) -> str:
 
 def _width(table: Table) -> int:
     """Return the number of characters that the table needs in a row of the terminal."""
-    words = [max(map(len, column.title.split())) for column in table.columns]
+    words = [max(map(len, column.title.split()), default=0) for column in table.columns]
     cells = [max((len(row[index].text) for row in table.rows), default=0) for index in range(len(words))]
     return 1 + sum(3 + max(pair) for pair in zip(words, cells, strict=True))
 

@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from inspect import signature
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from doubly.attacks import Attack
+from doubly.bilevel.arguments import check_arguments
 from doubly.callbacks import Callback
 from doubly.config.optimizers import SGD, Factory, InMemoryOptimizer, OptimizerConfig, as_optimizer_config
 from doubly.config.run import Run, Validation
@@ -27,6 +29,17 @@ from doubly.threat import LinfBall, Threat
 from doubly.training.loop import train_run
 from doubly.training.progress import PrintProgress
 
+CHECKED = (
+    "threat",
+    "holdout",
+    "mean",
+    "std",
+    "augment",
+    "imbalance",
+    "output",
+    "resume",
+    "callbacks",
+)
 DEFAULT_HOLDOUT = 0.1  # share of the data that is held out if there are no test images
 
 
@@ -108,6 +121,7 @@ def train(
     if isinstance(data, Method) or (isinstance(data, type) and issubclass(data, Method)):
         raise UsageError("the second argument is the data, got a method: the order is train(model, data, method)")
     _check_names(settings)
+    check_arguments(train, {k: v for k, v in locals().items() if k in CHECKED}, UsageError)
     images = as_images(data)
     chosen = _as_method(method, threat, len(images))
     share = holdout if holdout is not None else (DEFAULT_HOLDOUT if test is None else 0.0)
@@ -172,7 +186,8 @@ def _as_method(method: Any, threat: Threat | None, images: int) -> Method:
 
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} is a whole number, got {value!r}: write {name}={max(1, round(float(value)))}")
+        near = max(1, round(value)) if isinstance(value, float) and isfinite(value) else 10
+        raise UsageError(f"{name} is a whole number, got {value!r:.40}: write {name}={near}")
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from doubly.callbacks import Callback
 from doubly.metric_names import METRICS
-from doubly.text import duration
+from doubly.text import duration, printable_lines
 
 WIDTH = 24
 SECONDS_BETWEEN_DRAWS = 0.1
@@ -65,5 +65,5 @@ class PrintProgress(Callback):
 
     def _print(self, text: str) -> None:
         clear = f"\r{' ' * 79}\r" if self.last_draw else ""
-        self.stream.write(f"{clear}{text}\n")
+        self.stream.write(f"{clear}{printable_lines(text)}\n")
         self.stream.flush()

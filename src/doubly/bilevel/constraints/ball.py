@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked, explained
 from doubly.bilevel.constraints.box import Box
 from doubly.bilevel.constraints.face import Face
 from doubly.bilevel.rows import dot, flat, norms, per_row
@@ -14,7 +15,7 @@ BISECTIONS = 50  # enough for float64, where both ball and box bind
 
 
 @dataclass(frozen=True, eq=False)
-class Ball:
+class Ball(Checked):
     """The constraint |delta|_2 <= radius, intersected with `box` if there is one.
 
     Args:
@@ -32,6 +33,7 @@ class Ball:
         if not isinstance(self.radius, Tensor) and not self.radius > 0:
             raise ValueError(f"radius={self.radius} is not allowed: radius > 0")
 
+    @explained
     def project(self, delta: Tensor) -> Tensor:
         """Return the nearest point of the set, (B, ...); see `Constraint.project`.
 
@@ -56,6 +58,7 @@ class Ball:
             low, high = torch.where(too_long, middle, low), torch.where(too_long, high, middle)
         return torch.where(per_row(both, delta), self.box.project(delta / per_row(high, delta)), nearest)
 
+    @explained
     def at(self, fraction: Tensor) -> Tensor:
         """Return a point of the set from uniform draws in [0, 1], (B, ...); see `Constraint.at`.
 
@@ -66,6 +69,7 @@ class Ball:
         scale = self.radius * flat(fraction)[:, 0] / lengths
         return self.project(direction * per_row(scale, direction))
 
+    @explained
     def face(self, delta: Tensor, slope: Tensor) -> Face:
         """Return the face on which each row of a minimizer lies.
 

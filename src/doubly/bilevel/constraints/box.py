@@ -5,10 +5,12 @@ formed, without a division by a slack.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked, explained, fits, show
 from doubly.bilevel.constraints.face import Face
 from doubly.bilevel.rows import flat
 
@@ -16,7 +18,7 @@ BOUND_TOLERANCE = 1e-6  # distance, relative to 1 + |bound|, within which a coor
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
+class Box(Checked):
     """The constraint lower <= delta <= upper in each coordinate, with the barrier -strength * sum(log(slacks)).
 
     Args:
@@ -25,6 +27,7 @@ class Box:
         strength: Factor c of the log-barrier.
 
     Raises:
+        TypeError: If a bound is neither a number nor a tensor.
         ValueError: If both bounds are numbers and `lower` is above `upper`.
     """
 
@@ -32,7 +35,13 @@ class Box:
     upper: Tensor
     strength: float = 0.0
 
+    checks_itself: ClassVar[tuple[str, ...]] = ("lower", "upper")
+
     def __post_init__(self) -> None:
+        for name in ("lower", "upper"):
+            bound = getattr(self, name)
+            if not fits(bound, float) and not (isinstance(bound, Tensor) and bound.is_floating_point()):
+                raise TypeError(f"{name} must be a number or a floating-point tensor, got {show(bound)}")
         numbers = [bound for bound in (self.lower, self.upper) if not isinstance(bound, Tensor)]
         if len(numbers) == 2 and not numbers[0] <= numbers[1]:
             raise ValueError(f"lower={self.lower} and upper={self.upper} leave nothing between: lower <= upper")
@@ -40,10 +49,12 @@ class Box:
             if not isinstance(getattr(self, name), Tensor):  # 0-dim float64, which is promoted to the dtype of delta
                 object.__setattr__(self, name, torch.tensor(float(getattr(self, name)), dtype=torch.float64))
 
+    @explained
     def project(self, delta: Tensor) -> Tensor:
         """Return the nearest point of the box, (B, ...); see `Constraint.project`."""
         return torch.clamp(delta, self.lower, self.upper)
 
+    @explained
     def at(self, fraction: Tensor) -> Tensor:
         """Return the point that divides each edge of the box at `fraction` in [0, 1], (B, ...)."""
         return self.lower + fraction * (self.upper - self.lower)
@@ -59,6 +70,7 @@ class Box:
         """
         return self.at(torch.rand(self.lower.shape, generator=generator).to(self.lower))
 
+    @explained
     def face(self, delta: Tensor, slope: Tensor) -> Face:
         """Return the face on which each row of a minimizer lies.
 
@@ -78,15 +90,18 @@ class Box:
         margin = share * (self.upper - self.lower)
         return replace(self, lower=self.lower + margin, upper=self.upper - margin)
 
+    @explained
     def slacks(self, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Return the distances of `delta` to the upper and to the lower bounds, never negative, each (B, ...)."""
         return (self.upper - delta).clamp_min(0), (delta - self.lower).clamp_min(0)
 
+    @explained
     def barrier(self, delta: Tensor) -> Tensor:
         """Return the barrier -strength * sum(log(slacks)) of each row of `delta`, (B,); infinite on the faces."""
         above, below = self.slacks(delta)
         return -self.strength * flat(above.log() + below.log()).sum(1)
 
+    @explained
     def inverse_curvature(self, delta: Tensor, damping: float = 0.0) -> Tensor:
         """Return the inverse of the barrier's second derivative plus a damping term; it is 0 on the faces.
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked
 from doubly.bilevel.rows import dot, per_row
 
 
 @dataclass(frozen=True, eq=False)
-class Face:
+class Face(Checked):
     """The tangent space of each row's face; with the defaults it is the whole space.
 
     Args:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from doubly.bilevel.arguments import Checked, explained
 from doubly.bilevel.constraints.face import Face
 from doubly.bilevel.rows import flat, per_row
 
@@ -12,7 +13,7 @@ ZERO_TOLERANCE = 1e-6  # a coordinate below this share of the total counts as 0
 
 
 @dataclass(frozen=True)
-class Simplex:
+class Simplex(Checked):
     """The constraint that the coordinates of each sample are non-negative and sum to `total`.
 
     Args:
@@ -28,6 +29,7 @@ class Simplex:
         if not self.total > 0:
             raise ValueError(f"total={self.total} is not allowed: total > 0")
 
+    @explained
     def project(self, delta: Tensor) -> Tensor:
         """Return the nearest point of the simplex, (B, ...); see `Constraint.project`.
 
@@ -41,12 +43,14 @@ class Simplex:
         positive_count = (ordered > shifts).sum(1, keepdim=True)
         return (rows - shifts.gather(1, (positive_count - 1).clamp_min(0))).clamp_min(0).view_as(delta)
 
+    @explained
     def at(self, fraction: Tensor) -> Tensor:
         """Return a uniformly distributed point of the simplex from uniform draws; see `Constraint.at`."""
         limits = torch.finfo(fraction.dtype)
         spacings = -fraction.clamp(limits.tiny, 1 - limits.eps).log()
         return self.total * spacings / per_row(flat(spacings).sum(1), spacings)
 
+    @explained
     def face(self, delta: Tensor, slope: Tensor) -> Face:
         """Return the face on which each row of a minimizer lies.
 

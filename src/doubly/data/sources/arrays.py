@@ -13,13 +13,14 @@ from doubly.data.images import DataSource, Images, Splits
 from doubly.data.pixels import MAX_CHANNELS
 from doubly.errors import UsageError
 from doubly.reading import load_npz, parse_json
+from doubly.settings import Settings
 
 NAMES = {part: ((f"x_{part}", f"y_{part}"), (f"{part}_images", f"{part}_labels")) for part in ("train", "test")}
 MAX_LABEL = 100_000  # of a file that does not name its classes
 
 
 @dataclass(frozen=True)
-class Arrays(DataSource):
+class Arrays(Settings, DataSource):
     """Images and labels from one .npz or .safetensors file; channels first or last, uint8 or floats in [0,1]."""
 
     file: str = "data.npz"

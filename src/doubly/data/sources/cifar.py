@@ -13,6 +13,7 @@ from doubly.data.download.dataset_files import DatasetFiles, labeled_images, rea
 from doubly.data.images import DataSource, Images, Splits
 from doubly.data.sources.pickles import read_batch
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 PIXELS = 3 * 32 * 32
 CIFAR10_BATCHES = 5
@@ -27,7 +28,7 @@ class _Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CIFAR10(DataSource):
+class CIFAR10(Settings, DataSource):
     """60,000 color photographs, 32x32, of 10 classes; 5,000 training and 1,000 test images of each."""
 
     batches: int = CIFAR10_BATCHES
@@ -68,7 +69,7 @@ class CIFAR10(DataSource):
 
 
 @dataclass(frozen=True)
-class CIFAR100(DataSource):
+class CIFAR100(Settings, DataSource):
     """60,000 color photographs, 32x32, of 100 classes; 500 training and 100 test images of each."""
 
     def load(self, root: Path | None = None) -> Splits:

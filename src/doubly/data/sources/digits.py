@@ -12,6 +12,7 @@ import torch
 from doubly.data.holdout import stratified_folds
 from doubly.data.images import DataSource, Images, Splits
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 
 def read_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
@@ -34,7 +35,7 @@ def read_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
 
 
 @dataclass(frozen=True)
-class Digits(DataSource):
+class Digits(Settings, DataSource):
     """1,797 handwritten digits, 8x8, gray. One fold is the test set; the ids are positions in the full set."""
 
     fold: int = 0

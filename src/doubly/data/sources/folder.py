@@ -15,6 +15,7 @@ from doubly.data.images import DataSource, Images, Splits
 from doubly.data.sources.decoding import SUFFIXES, Fit, decode_image, decode_images, image_size
 from doubly.data.sources.shards import cache_key, open_shards
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 TRAIN, TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
 
@@ -28,7 +29,7 @@ class _Files(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ImageFolder(DataSource):
+class ImageFolder(Settings, DataSource):
     """Images in `ROOT/train/CLASS` and `ROOT/test/CLASS`; or in `ROOT/CLASS`, a part of which becomes the test set."""
 
     path: str = "."

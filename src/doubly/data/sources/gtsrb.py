@@ -16,6 +16,7 @@ from doubly.data.download.dataset_files import DatasetFiles, labeled_images, rea
 from doubly.data.images import DataSource, Images, Splits
 from doubly.data.sources.decoding import decode_images
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 SPEEDS = (20, 30, 50, 60, 70, 80)
 CLASSES = (
@@ -72,7 +73,7 @@ class _Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GTSRB(DataSource):
+class GTSRB(Settings, DataSource):
     """51,839 photographs of 43 traffic signs, resized to a square; 210 to 2,250 training images of each."""
 
     size: int = 32

@@ -12,6 +12,7 @@ from doubly.data.download.dataset_files import DatasetFiles, labeled_images, rea
 from doubly.data.images import DataSource, Images, Splits
 from doubly.errors import UsageError
 from doubly.reading import check_unpacked_size
+from doubly.settings import Settings
 
 MAX_GZIP_RATIO = 1100  # gzip makes nothing smaller than 1/1032
 DIGITS = [str(digit) for digit in range(10)]
@@ -19,7 +20,7 @@ CLOTHES = ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shi
 
 
 @dataclass(frozen=True)
-class MNIST(DataSource):
+class MNIST(Settings, DataSource):
     """70,000 handwritten digits, 28x28, gray."""
 
     def load(self, root: Path | None = None) -> Splits:
@@ -27,7 +28,7 @@ class MNIST(DataSource):
 
 
 @dataclass(frozen=True)
-class FashionMNIST(DataSource):
+class FashionMNIST(Settings, DataSource):
     """70,000 pieces of clothing, 28x28, gray."""
 
     def load(self, root: Path | None = None) -> Splits:

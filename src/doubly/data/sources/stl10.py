@@ -8,13 +8,14 @@ import numpy as np
 from doubly.data.download.dataset_files import DatasetFiles, labeled_images, read_bytes, read_file, read_words
 from doubly.data.images import DataSource, Images, Splits
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 CLASSES = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
 PIXELS = 3 * 96 * 96
 
 
 @dataclass(frozen=True)
-class STL10(DataSource):
+class STL10(Settings, DataSource):
     """13,000 labeled color photographs, 96x96, of 10 classes; 500 training and 800 test images of each."""
 
     def load(self, root: Path | None = None) -> Splits:

@@ -9,12 +9,13 @@ from doubly.data.download.dataset_files import DatasetFiles, labeled_images, rea
 from doubly.data.images import DataSource, Images, Splits
 from doubly.data.sources.matlab import read_matrices
 from doubly.errors import UsageError
+from doubly.settings import Settings
 
 DIGITS = [str(digit) for digit in range(10)]
 
 
 @dataclass(frozen=True)
-class SVHN(DataSource):
+class SVHN(Settings, DataSource):
     """99,289 digits from house numbers, 32x32, in color; ones are three times as frequent as nines."""
 
     def load(self, root: Path | None = None) -> Splits:
