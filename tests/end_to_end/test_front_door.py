@@ -216,7 +216,7 @@ def test_check(call, tmp_path):
         "dead classes, ",
         "classes to worry about: ",
         f"doubly repair {network} --data photos --set size=32 --epsilon 2/255",
-        f"doubly train --data photos --method cfol --model {module}:net --epsilon 2/255",
+        f"doubly train --data photos --set data.source.size=32 --method cfol --model {module}:net --epsilon 2/255",
     ]:
         assert line in out, (line, out)
     (page,) = tmp_path.glob("checks/w-*/report/report.html")

@@ -170,7 +170,7 @@ def test_refusals(tmp_path, finished):
     assert (tmp_path / "state" / "chunk-00002.json").is_file()
     (tmp_path / "file").write_text("")
     model = network().train()
-    with pytest.raises(UsageError, match="choose another folder"):
+    with pytest.raises(UsageError, match=r"choose another (folder|name)"):
         run(model=model, state=tmp_path / "file")
     assert all(m.training for m in model.modules()) and all(p.requires_grad for p in model.parameters())
     small = nn.Sequential(nn.Flatten(), nn.Linear(16, 3, bias=False))

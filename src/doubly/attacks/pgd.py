@@ -253,7 +253,13 @@ class PGD(Attack):
         return self.threat.around(x) if scale is None else self.threat.between(-x / scale, (1 - x) / scale)
 
     def start_points(self, x: Tensor, scale: Tensor | None, generator: BatchGenerator) -> Tensor:
-        """Return delta / scale where an attempt starts; arguments as in `sample_factors`."""
+        """Return delta / scale where an attempt starts.
+
+        Args:
+            x: Images in [0, 1].
+            scale: What `sample_factors` returned.
+            generator: Random numbers.
+        """
         if self.start == "zero":
             return torch.zeros_like(x)
         constraint, uniform = self._constraint(x, scale), generator.uniform(x)

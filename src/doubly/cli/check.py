@@ -153,7 +153,8 @@ def next_steps(options: EvaluateOptions, result: "EvalResult", changes: Sequence
     root = ["--data-root", options.data_root] if options.data_root else []
     changed = [word for change in changes for word in ("--set", change)]
     repair = [*network, "--data", options.data, *root, *changed, *measured]
-    train = ["--data", options.data, *root, *changed, "--method", "cfol", "--model", options.model]
+    source = [word for change in changes for word in ("--set", f"data.source.{change}")]  # a run has other settings too
+    train = ["--data", options.data, *root, *source, "--method", "cfol", "--model", options.model]
     return [repair_step(repair, own=False), retrain_step([*train, *normalized, *measured], alternative=True)]
 
 
