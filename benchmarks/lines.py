@@ -1,5 +1,6 @@
 """A line of the page: what was measured, round by round, and whether its aim is met. No torch."""
 
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,13 @@ class Line:
     @property
     def median(self) -> float:
         return statistics.median(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % percentile interval of the median, from 2,000 bootstrap samples of the rounds."""
+        draw = random.Random(0)
+        medians = sorted(statistics.median(draw.choices(self.values, k=len(self.values))) for _ in range(2000))
+        return medians[50], medians[-51]
 
     @property
     def verdict(self) -> str:
@@ -87,13 +95,13 @@ def taking_turns(contestants: Mapping[str, Callable[[], float]], rounds: int) ->
 
 
 def shown(line: Line, quick: bool = False) -> tuple[str, str, str, str]:
-    """Median, spread, aim and verdict as the page and the terminal have them."""
+    """Median, its interval, aim and verdict as the page and the terminal have them."""
     if line.unit == "answer":
         median, spread, aim = "yes" if line.values and line.median else "no" if line.values else "", "", "yes"
     else:
         unit = " s" if line.unit else ""
         median = f"{line.median:.3f}{unit}" if line.values else ""
-        spread = f"{min(line.values):.3f} to {max(line.values):.3f}" if line.values else ""
+        spread = "{:.3f} to {:.3f}".format(*line.interval) if len(line.values) > 2 else ""
         aim = "" if line.aim is None else f"{'≥' if line.at_least else '≤'} {line.aim:g}{unit}"
     verdict = "quick: not judged" if quick and line.values and line.aim is not None else line.verdict
     return median, spread, aim, verdict

@@ -6,6 +6,7 @@ from typing import Any
 
 from growth_figure import TITLES, draw, table
 from lines import Line, shown
+from ratio_figure import draw_ratios
 
 Results = Mapping[str, Mapping[str, Any]]  # part -> title, conditions, outcome or problem
 
@@ -13,20 +14,18 @@ HEAD = """# Benchmarks
 
 This page is written by `python benchmarks/run.py` from [{json}]({json}); no number is typed by hand.
 The contestants of a part take turns within one run, and each round begins with the next of them, so that a noisy
-machine disturbs all alike. A line shows the median over the rounds with the smallest and the largest value, and is
-judged by the median. `--only` measures single parts again.
-"""
-COMPILED = """
-*Compiled* contestants use a network compiled by `torch.compile`. Training no longer compiles
-([ADR 13](adr/0013-what-was-deleted.md)); AutoAttack does.
+machine disturbs all alike. A line shows the median of the ratios of the rounds with a 95 % interval (bootstrap of the
+rounds), and is judged by the median. Parts start only on an idle machine, or say that it was loaded. `--only` measures
+single parts again; the results of every commit that was measured stay in the folder `{folder}/history`.
+
+![ratios with their aims]({folder}/ratios.png)
 """
 
 
 def page(results: Results, folder: str) -> str:
     """Return the page in Markdown; pictures and results are in the folder `folder` next to it."""
     parts = [section(name, result, folder) for name, result in results.items()]
-    compiled = any("compiled" in line.what for result in results.values() for line in lines(result))
-    head = HEAD.format(json=f"{folder}/results.json") + (COMPILED if compiled else "")
+    head = HEAD.format(json=f"{folder}/results.json", folder=folder)
     return "\n".join([head, summary(results), "", *parts])
 
 
@@ -62,7 +61,7 @@ def section(name: str, result: Mapping[str, Any], folder: str) -> str:
     if result.get("problem"):
         text += [f"**Broke off:** {cell(result['problem'])}", ""]
     if outcome.get("lines"):
-        text += ["| | median | smallest to largest | aim | |", "| --- | ---: | ---: | ---: | --- |"]
+        text += ["| | median | 95 % interval | aim | |", "| --- | ---: | ---: | ---: | --- |"]
         text += [row(line, result["conditions"]["quick"]) for line in lines(result)] + [""]
     if outcome.get("seconds"):
         text += [f"Seconds, medians: {', '.join(f'{k} {v:.3f}' for k, v in outcome['seconds'].items())}.", ""]
@@ -88,7 +87,8 @@ def conditions(c: Mapping[str, Any], sizes: str) -> str:
     rounds = f"{c['rounds']} round{'s' if c['rounds'] > 1 else ''}"
     text = f"{sizes + '; ' if sizes else ''}{rounds}{', quick' if c['quick'] else ''}. "
     text += f"{c['machine']}, {c['cores']} cores{threads}, torch {c['torch']}; {c['date']}, {c['took']:.0f} s, "
-    return text[:1].upper() + text[1:] + f"load at the start {c['load']:.1f}, commit {c['commit']}."
+    loaded = "; **on a loaded machine**" if c.get("loaded") else ""
+    return text[:1].upper() + text[1:] + f"load at the start {c['load']:.1f}, commit {c['commit']}{loaded}."
 
 
 def picture(name: str, quantity: str) -> str:
@@ -115,4 +115,5 @@ def write(results: Results, output: Path) -> None:
         for quantity in TITLES:
             if curves := (result.get("outcome") or {}).get("curves"):
                 draw(curves, quantity, folder / picture(name, quantity))
+    draw_ratios(results, folder / "ratios")
     output.write_text(page(results, folder.name), encoding="utf-8")

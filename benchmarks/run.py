@@ -28,6 +28,7 @@ from page import lines, write
 from doubly.rundir import read_json, write_json
 
 ROOT = Path(__file__).parents[1]
+MAX_OTHERS = 0.2  # cores that other processes may use on a machine that counts as idle
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ PARTS = (
     Part("narrow_resnet", "A training step of the narrow ResNet", 10, "step_cost", everywhere=True),
     Part("resnet18", "A training step of ResNet-18", 3, "step_cost", everywhere=True),
     Part("pgd", "PGD-20 against other libraries", 7, everywhere=True),
+    Part("evaluation", "An evaluation against an earlier commit", 3),
     Part("autoattack", "AutoAttack against the reference", 1, everywhere=True),
     Part("processes", "Two processes against one", 3),
     Part("reduction", "DDP against one average of all gradients", 5),
@@ -76,6 +78,29 @@ def commit() -> str:
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+def wait_until_idle(seconds: float) -> bool:
+    """Return whether the machine becomes idle in that time: other processes use less than a fifth of a core."""
+    end = time.monotonic() + seconds
+    while True:
+        before, start = _busy_seconds(), time.monotonic()
+        if before is None:
+            return True  # not Linux: nothing is known
+        time.sleep(2)
+        if ((_busy_seconds() or 0) - before) / (time.monotonic() - start) < MAX_OTHERS:
+            return True
+        if time.monotonic() > end:
+            return False
+
+
+def _busy_seconds() -> float | None:
+    """Return the CPU seconds that all processes have used so far; None where /proc/stat is not there."""
+    stat = Path("/proc/stat")
+    if not stat.is_file():
+        return None
+    user, nice, system, _, _, irq, soft_irq, *_ = map(int, stat.read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
 
 
 def measured(part: Part, settings: Settings) -> dict[str, Any]:
@@ -139,6 +164,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of every part, in place of its own number")
     parser.add_argument("--quick", action="store_true", help="tiny: shows that everything works, and measures nothing")
     parser.add_argument("--output", type=Path, help="the page; docs/benchmarks.md, or runs/benchmarks.md where quick")
+    about = "measure although other processes use the machine, and say so on the page"
+    parser.add_argument("--loaded", action="store_true", help=about)
     parser.add_argument("--device", choices=["cpu", "cuda"], help="only there")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -163,10 +190,19 @@ def main() -> None:
             rounds = options.rounds or (min(part.rounds, 2) if options.quick else part.rounds)
             key = part.name if device == "cpu" else f"{part.name} {device}"
             print(f"[{time.perf_counter() - start:4.0f} s] {key}: {rounds} rounds", flush=True)
+            idle = options.quick or wait_until_idle(60)
+            if not idle and not options.loaded:
+                sys.exit(
+                    "other processes use this machine: wait until it is idle, or add --loaded, and the page says so"
+                )
             results[key] = in_process(part, Settings(part.name, rounds, options.quick, device))
+            results[key]["conditions"]["loaded"] = not idle
             order = [f"{name}{more}" for name in NAMES for more in ("", " cuda")]
             results = {name: results[name] for name in order if name in results}
             write_json(file, results)
+            history = file.parent / "history"
+            history.mkdir(exist_ok=True)
+            write_json(history / f"{commit().removesuffix('-dirty')}.json", results)
             write(results, output)
             for line in lines(results[key]):
                 print("  " + "  ".join(filter(None, (line.what, *shown(line, options.quick), line.note))), flush=True)
