@@ -138,7 +138,8 @@ def minimize(
     outer_step = OuterStep(problem, inner, theta, parameters, descent, solve, shared, communicator)
     solutions = _InnerSolutions(delta.detach(), shared, warm_start, communicator)
     rank, world_size = communicator.rank, communicator.world_size
-    state, records, warn = dict(state or {}), [], True
+    state, warn = dict(state or {}), True
+    records: list[dict[str, float]] = []
     previous_theta: list[Tensor] | None = None
     start_gap = 0.0
     with trainable(parameters), ProgressBar(steps, progress and rank == 0) as bar:
@@ -160,7 +161,10 @@ def minimize(
                 check_inside(step.constraint, step.start[None] if shared else step.start)
                 start_gap = 0.0 if solve is None else outer_step.start_gap(step)
             theta_values = [parameter.detach().clone() for parameter in parameters] if storm else None
-            output = outer_step.run_numbered(torch_optimizer, step, number, warn)
+            try:
+                output = outer_step.run_numbered(torch_optimizer, step, number, warn)
+            except ArithmeticError as error:
+                raise ArithmeticError(f"{error}{_hint(start_gap, records)}") from None
             previous_theta, state = theta_values, output.direction.state
             warn = warn and not outer_step.missed_tolerance(output)
             solutions.store(ids, output.delta)
@@ -174,6 +178,17 @@ def minimize(
         outer_step.warn_if_unsolved(start_gap, records, solutions.latest)
     history = {name: torch.tensor([record[name] for record in records], dtype=torch.float64) for name in records[0]}
     return Result(theta, solutions.latest, composition.estimate(state), history, state)
+
+
+def _hint(start_gap: float, records: list[dict[str, float]]) -> str:
+    """Return what to add to the message about a number that is not finite: whether the inner steps diverged before."""
+    if not records or not records[-1]["gap"] > 10 * max(start_gap, records[0]["gap"]):
+        return ""
+    return (
+        f"; before that the inner steps diverged (gap {records[0]['gap']:.1e} in the first step, "
+        f"{records[-1]['gap']:.1e} in the last): take smaller ones by "
+        "descent=Descent(GradientStep(0.01), steps=100)"
+    )
 
 
 class _InnerSolutions:

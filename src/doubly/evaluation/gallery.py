@@ -1,4 +1,4 @@
-"""The hardest and the easiest images of an evaluation, clean and attacked by PGD, for the figures of the report."""
+"""Images of an evaluation, clean and attacked by PGD: the hardest, the easiest, and some that the attack breaks."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from doubly.evaluation.metrics import Floats, Ints
 from doubly.evaluation.result import EvalResult
 
 MAX_IMAGES = 12  # of each kind
+MAX_BROKEN = 6  # images that are right without and wrong under the attack
 MAX_BYTES = 4_000_000  # for all pixels: there are fewer images if they are large
 R = 1.0  # temperature of the weights
 
@@ -25,13 +26,20 @@ class Gallery:
         rows: Positions of the candidates, rising.
         losses: Their losses.
         attacked: Their attacked images in gray levels, (H, W, C) each.
+        broken: Positions of the first images that the attack turns from right to wrong, at most one of each class.
+        broken_attacked: Their attacked images.
     """
 
     rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     losses: Floats = field(default_factory=lambda: np.empty(0))
     attacked: list[NDArray[np.uint8]] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    broken_attacked: list[NDArray[np.uint8]] = field(default_factory=list)
+    broken_labels: list[int] = field(default_factory=list)
 
-    def add_chunk(self, attack: str, start: int, losses: Tensor, attacked: Tensor) -> None:
+    def add_chunk(
+        self, attack: str, start: int, losses: Tensor, attacked: Tensor, broken_classes: Tensor | None = None
+    ) -> None:
         """Take the candidates of a chunk, and drop those that are no longer among the extremes.
 
         Args:
@@ -39,9 +47,11 @@ class Gallery:
             start: Position of the first image.
             losses: Loss of each image.
             attacked: The attacked images.
+            broken_classes: The label of each image that the attack turns from right to wrong, -1 of the others.
         """
         if attack != "pgd":
             return
+        self._add_broken(start, attacked, broken_classes)
         count, all_losses = len(self.rows), np.concatenate([self.losses, losses.double().cpu().numpy()])
         extreme = _extremes(all_losses, max_images(attacked.shape[1:].numel()))
         old, new = extreme[extreme < count], extreme[extreme >= count] - count
@@ -49,19 +59,39 @@ class Gallery:
         self.attacked = [*(self.attacked[index] for index in old), *levels]
         self.rows, self.losses = np.concatenate([self.rows[old], start + new]), all_losses[extreme]
 
-    def arrays(self, result: EvalResult, clean: Tensor) -> dict[str, Any]:
+    def _add_broken(self, start: int, attacked: Tensor, classes: Tensor | None) -> None:
+        size = min(MAX_BROKEN, max_images(attacked.shape[1:].numel()))
+        for row, label in [] if classes is None else enumerate(classes.tolist()):
+            if label >= 0 and label not in self.broken_labels and len(self.broken) < size:
+                self.broken.append(start + row)
+                self.broken_labels.append(label)
+                self.broken_attacked += [*gray_levels(attacked[row : row + 1])]
+
+    def arrays(self, result: EvalResult, clean: Tensor, broken_clean: Tensor | None = None) -> dict[str, Any]:
         """Return the contents of gallery.npz: hard images, hardest first, then easy ones, easiest first.
 
         Args:
             result: The result that the images belong to.
             clean: The clean images at `rows`.
+            broken_clean: Those at `broken`.
         """
         size = max_images(clean.shape[1:].numel())
         falling = np.argsort(-self.losses, kind="stable")
         hard, easy = falling[: min(size, (len(falling) + 1) // 2)], falling[::-1][: min(size, len(falling) // 2)]
         shown = np.concatenate([hard, easy])
-        rows = self.rows[shown]
+        rows, broken = self.rows[shown], np.array(self.broken, dtype=np.int64)
+        extra = (
+            {}
+            if broken_clean is None or not len(broken)
+            else {
+                "broken_clean": gray_levels(broken_clean),
+                "broken_attacked": np.stack(self.broken_attacked),
+                "broken_labels": result.y[broken].astype(np.int64),
+                "broken_answers": result.predictions["pgd"][broken].astype(np.int64),
+            }
+        )
         return {
+            **extra,
             "clean": gray_levels(clean)[shown],
             "attacked": np.stack(self.attacked)[shown],
             "ids": (np.arange(result.n) if result.ids is None else result.ids)[rows].astype(np.int64),

@@ -222,8 +222,8 @@ def _write(
     def write() -> None:
         if folder is None or (not overwrite and RunDir(folder).evaluation.exists()):
             return
-        clean = task.images.subset(gallery.rows).pixels(slice(None))
-        write_gallery(folder, gallery.arrays(result, clean) if len(gallery.rows) else None)
+        clean, broken = (task.images.subset(rows).pixels(slice(None)) for rows in (gallery.rows, gallery.broken))
+        write_gallery(folder, gallery.arrays(result, clean, broken) if len(gallery.rows) else None)
         result.save(folder, **task.extra)
 
     on_rank_zero(communicator, write)

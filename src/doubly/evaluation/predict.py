@@ -20,7 +20,8 @@ from doubly.losses import CrossEntropy, LogitMargin
 from doubly.seeding import BatchGenerator, Rows, generator
 from doubly.threat import is_image, is_inside
 
-OnChunk = Callable[[str, int, Tensor, Tensor], None]  # attack, position of the first image, losses, attacked images
+# attack, position of the first image, losses, attacked images, labels of those that it turns from right to wrong
+OnChunk = Callable[[str, int, Tensor, Tensor, Tensor], None]
 
 
 class SampleScores(NamedTuple):
@@ -117,7 +118,8 @@ def predict(
                 result.checked += len(y)
                 result.changed += int(((first.argmax(1) != again.argmax(1)) & is_decided(first)).sum())
                 if on_chunk is not None:
-                    on_chunk(name, start, scores[name][-1].losses, attacked[k])
+                    broken = (scores["clean"][-1].classes == y) & (scores[name][-1].classes != y)
+                    on_chunk(name, start, scores[name][-1].losses, attacked[k], torch.where(broken, y, -1))
                 if keep is not None:
                     attacked_chunks[name].append(attacked[k][keep[(keep >= start) & (keep < end)].cpu() - start])
             on_images(end)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from doubly.report.figures.images import read_gallery
+from doubly.report.figures.images import read_broken, read_gallery
 from doubly.report.figures.values import class_names
 from doubly.report.run_result import RunResult
+from doubly.rundir import RunDir
 
 MAX_EXAMPLES = 6
 
@@ -45,6 +46,12 @@ def examples(run: RunResult) -> list[Example]:
     if saved is None:
         return []
     names, labels = class_names(run), saved["labels"]
+    broken = [
+        Example(_data_uri(clean), _data_uri(attacked), names[label], names[label], names[answer])
+        for clean, attacked, label, answer in read_broken(saved, RunDir(run.path).gallery, len(names))
+    ]
+    if broken:
+        return broken[:MAX_EXAMPLES]
     fooled = (saved["answers_clean"] == labels) & (saved["answers_attacked"] != labels)
     order = np.lexsort((-saved["weights"], ~saved["hard"].astype(bool), ~fooled))[:MAX_EXAMPLES]
     return [

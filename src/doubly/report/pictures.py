@@ -49,10 +49,11 @@ def overview_pictures(sides: dict[str, Comparison], stem: Path) -> list[Picture]
 def _accuracy_figures(comparison: Comparison) -> list[Wanted]:
     """Return the figures of accuracies: by class, by cost and by size of the perturbation."""
     methods = comparison.methods
+    several = len(methods) > 1  # one point shows nothing
     seeds = (
         "mean over seeds, error bars of one standard deviation" if len(comparison.runs) > len(methods) else "one seed"
     )
-    return [
+    wanted = [
         (
             "per_class",
             "Each class under attack",
@@ -85,6 +86,7 @@ def _accuracy_figures(comparison: Comparison) -> list[Wanted]:
             partial(figures.epsilon_curve, methods),
         ),
     ]
+    return [figure for figure in wanted if several or figure[0] not in ("pareto", "cost")]
 
 
 def _sample_figures(comparison: Comparison) -> list[Wanted]:

@@ -59,14 +59,23 @@ def describe_attack(protocol: Mapping[str, Any]) -> str:
 
 def describe(protocol: Mapping[str, Any]) -> str:
     """Return one line: the attack in words, then in brackets every setting that the words leave out."""
-    flat = flatten(protocol)
-    unsaid = [
+    attacks = protocol.get("attacks")
+    flat = flatten({key: value for key, value in protocol.items() if key != "attacks"})
+    unsaid = [_other_attack(name, fields) for name, fields in (attacks if isinstance(attacks, Mapping) else {}).items()]
+    unsaid += [
         describe_setting(key, value)
         for key, value in flat.items()
         if key not in IN_WORDS and value is not None and DEFAULTS.get(key) != value
     ]
     words = ", ".join([attack_name(protocol), *_words(flat)])
     return f"{words} ({', '.join(unsaid)})" if unsaid else words
+
+
+def _other_attack(name: str, fields: object) -> str:
+    """Return `strong with steps 10, targets 9` for an attack of the same threat as the main one."""
+    flat = flatten(fields) if isinstance(fields, Mapping) else {}
+    settings = [describe_setting(key, value) for key, value in flat.items() if key != "kind" and "threat" not in key]
+    return f"also {name}{' with ' if settings else ''}{', '.join(settings)}"
 
 
 def describe_setting(key: str, value: object) -> str:

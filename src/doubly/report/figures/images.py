@@ -17,6 +17,7 @@ from doubly.text import shorten
 MAX_PAIRS, MAX_COLUMNS = 12, 4
 PAIR_WIDTH = 2.3  # inches
 FIELDS = ("clean", "attacked", "labels", "answers_clean", "answers_attacked", "weights", "hard", "r")
+BROKEN_FIELDS = ("broken_clean", "broken_attacked", "broken_labels", "broken_answers")
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -63,7 +64,7 @@ def read_gallery(run: RunResult) -> Arrays | None:
         UsageError: If gallery.npz is damaged.
     """
     file = RunDir(run.path).gallery
-    saved = arrays(file, FIELDS)
+    saved = arrays(file, (*FIELDS, *BROKEN_FIELDS))
     if saved is None:
         return None
     _check(saved, file, len(class_names(run)))
@@ -81,6 +82,24 @@ def _check(saved: Arrays, file: Path, classes: int) -> None:
         raise damaged(file, "its arrays do not fit each other")
     if any(((values < 0) | (values >= classes)).any() for values in lists[:3]):
         raise damaged(file, f"it names a class outside the {classes} of the evaluation")
+
+
+def read_broken(saved: Arrays, file: Path, classes: int) -> list[tuple[npt.NDArray[Any], ...]]:
+    """Return clean image, attacked image, label and prediction of images that the attack breaks.
+
+    Raises:
+        UsageError: If the arrays do not fit each other.
+    """
+    if "broken_clean" not in saved:  # an evaluation of an earlier version, or no image was broken
+        return []
+    clean, attacked, labels, answers = (np.asarray(saved.get(name, 0)) for name in BROKEN_FIELDS)
+    fits = clean.ndim == 4 and clean.shape == attacked.shape and clean.shape[1:] == saved["clean"].shape[1:]
+    if not fits or clean.dtype != np.uint8 or attacked.dtype != np.uint8 or not clean.size:
+        raise damaged(file, "its broken images do not fit each other")
+    for values in (labels, answers):
+        if values.shape != (len(clean),) or values.dtype.kind != "i" or not ((values >= 0) & (values < classes)).all():
+            raise damaged(file, "its broken images have labels that are no classes")
+    return list(zip(clean, attacked, labels, answers, strict=True))
 
 
 def _pair(clean: npt.NDArray[Any], attacked: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
