@@ -142,6 +142,8 @@ def _is_state(value: Any) -> bool:
     return all(
         isinstance(attack, dict)
         and set(attack) >= _ATTACK_FIELDS
+        and isinstance(attack["broken"], list)
+        and isinstance(attack["answers"], list)
         and len(attack["broken"]) == len(attack["answers"])
         and all(isinstance(row, int) and 0 <= row < count for row in attack["broken"])
         for attack in value["attacks"]

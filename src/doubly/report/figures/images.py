@@ -79,6 +79,8 @@ def _check(saved: Arrays, file: Path, classes: int) -> None:
     lists = [saved[name] for name in FIELDS[2:-1]]
     if not fits or clean.dtype != np.uint8 or any(values.shape != (count,) for values in [*lists, clean[:, 0, 0, 0]]):
         raise damaged(file, "its arrays do not fit each other")
+    if any(values.dtype.kind not in kinds for values, kinds in zip(lists, ("iu", "iu", "iu", "f", "b"), strict=True)):
+        raise damaged(file, "its arrays are of other types")
     if any(((values < 0) | (values >= classes)).any() for values in lists[:3]):
         raise damaged(file, f"it names a class outside the {classes} of the evaluation")
 
