@@ -1,6 +1,7 @@
 """The list of campaigns: what each does, how often, and in parts of which size."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,8 +10,10 @@ from tests.chaos.checkpoints import damaged_checkpoints
 from tests.chaos.command_lines import malformed_lines
 from tests.chaos.data import hostile_data
 from tests.chaos.files import damaged_files
+from tests.chaos.kills import kill
 from tests.chaos.names import hostile_names
 from tests.chaos.outcomes import Outcome
+from tests.chaos.processes import at_once, kill_imports, kill_ranks
 from tests.chaos.workers import Task
 
 
@@ -32,6 +35,7 @@ class Campaign(NamedTuple):
     about: str
 
 
+KILLS = "x"
 CAMPAIGNS = (
     Campaign(
         "malformed calls", malformed, 4000, 500,
@@ -64,6 +68,15 @@ CAMPAIGNS = (
         "malformed command lines", malformed_lines, 1200, 150,
         "Every verb is called with its own flags and missing, wrong and absurd values.",
     ),
+    *(
+        Campaign(f"kills of {name}", partial(kill, name), number, part, KILLS) for name, number, part in (
+            ("train", 90, 30), ("evaluate", 40, 20), ("repair", 20, 10), ("report", 20, 10), ("search", 10, 5),
+            ("reproduce", 12, 6),
+        )
+    ),
+    Campaign("kills during import", kill_imports, 12, 6, "x"),
+    Campaign("kills of torchrun", kill_ranks, 6, 3, "x"),
+    Campaign("commands at once", at_once, 40, 40, "x"),
 )  # fmt: skip
 
 

@@ -115,6 +115,9 @@ def test_damaged_files_are_refused_and_may_be_deleted(files):
                 {"attacks": [{**attack, "broken": [99]}]},
                 {"attacks": [{**attack, "answers": []}]},
                 {"attacks": [{**attack, "answers": 0.5}]},
+                {"attacks": [{**attack, "largest": None}]},
+                {"attacks": [{**attack, "answers": [1]}]},
+                {"clean": [{}, 0]},
             )
         ),
     ):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doubly.bilevel.arguments import check_arguments, check_rows, fits, show
+from doubly.bilevel.arguments import at_step, check_arguments, check_rows, fits, show
 from doubly.bilevel.batches import iterate_batches
 from doubly.bilevel.cid import Direction, Terms, check_inside
 from doubly.bilevel.communicator import Communicator, SingleProcess
@@ -147,12 +147,12 @@ def minimize(
         for number, (ids, batch) in zip(range(steps), batches, strict=False):
             if step_size is not None:
                 for group in torch_optimizer.param_groups:
-                    group["lr"] = step_size(number)
+                    group["lr"] = at_step(step_size, number, "step_size")
             step = StepInput(
                 batch,
                 solutions.start(ids),
                 constraint if isinstance(constraint, Constraint) else constraint(batch),
-                composition if eta is None else replace(composition, eta=eta(number)),  # type: ignore[type-var]
+                composition if eta is None else replace(composition, eta=at_step(eta, number, "eta")),  # type: ignore[type-var]
                 state,
                 previous_theta,
             )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from doubly.bilevel.arguments import check_arguments, show
+from doubly.bilevel.arguments import check_arguments, fits, show
 from doubly.errors import UsageError
 from doubly.evaluation.metrics import Bools, Ints, per_class, tail, worst_class
 from doubly.settings import explained
@@ -137,6 +137,9 @@ def bootstrap_difference(
             raise UsageError(f"{name} must be an array with one entry per sample, got {show(given)}: see help")
     settings = {"statistic": statistic, "level": level, "resamples": resamples, "seed": seed}
     check_arguments(bootstrap_difference, settings, UsageError)
+    value = statistic(correct_a, y)
+    if not fits(value, float):
+        raise UsageError(f"statistic(correct, y) must return a number, got {show(value)}")
 
     def difference(index: Ints | slice) -> float:
         return statistic(correct_a[index], y) - statistic(correct_b[index], y)
