@@ -223,6 +223,7 @@ def test_bad_input_is_refused_with_the_remedy():
         (ValueError, r"inner must hold one h_i per sample", {"problem": mean_of("inner")}),
         (ValueError, "inner must hold one h_i", {"inner": lambda *given: quadratic(*given).inner.mean()}),
         (ValueError, r"eta=1\.5 is not allowed", {"eta": lambda step: 1.5}),
+        (TypeError, r"optimizer\(tensors\) must return a torch optimizer, got None", {"optimizer": lambda _: None}),
         (TypeError, "eta must return a number, got 'x' at step 0", {"eta": lambda step: "x"}),
         (TypeError, r"step_size must be a function of the step alone \(too many", {"step_size": lambda: 0.1}),
         (TypeError, "step_size must return a number, got None", {"step_size": print}),

@@ -13,7 +13,7 @@ from doubly.cli import VERBS
 
 VALUES = (
     "", "-1", "0", "1", "2", "1.5", "nan", "inf", "-inf", "1e400", "9" * 400, "8/255", "1/0", "0/0", "x", "--", "-",
-    "true", "None", "[]", "{}", "[1", '{"a": 1}', "../..", "/", "/dev/null", "nowhere", "\x00", "\udcff", "\x1b[2J",
+    "true", "None", "[]", "{}", "[1", '{"a": 1}', "../..", "/", "/dev/null", "nowhere", "\udcff", "\x1b[2J",
     "猫", "x" * 5000, "linf", "l2", "cpu", "cuda", "cuda:99", "meta", "auto", "at", "done_pgd", "digits", "digits.at",
     "method=done", "model=", "=", "a.b.c=1", "last", "best", "os:system", "a:b:c", "0.1", "3", "png", "*", "%s", "\n",
 )  # fmt: skip

@@ -11,7 +11,20 @@ import numpy as np
 DEEP = "[" * 100_000 + "]" * 100_000
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 10**18, 10**400, -(10**40), 0.5, -0.0, 1e308, 1e-320, float("nan")),
-    *(float("inf"), "", "x", "x" * 5000, "\x1b[2J", "=1+1", "<script>", "\udcff", "../../etc/passwd", "1/0", "8/255"),
+    *(
+        float("inf"),
+        "",
+        "x",
+        "x" * 5000,
+        "\x1b[2J",
+        "=1+1",
+        "<script>",
+        "a\x00b",
+        "\udcff",
+        "../../etc/passwd",
+        "1/0",
+        "8/255",
+    ),
     *([], [[]], [None], [1, 2], list(range(300)), {}, {"a": 1}, {"kind": "run"}, {"kind": "model.user"}),
 )
 

@@ -244,6 +244,8 @@ def _make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer, made from the parameters if it is a function, once it is known to hold all of them."""
     result = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(parameters)
+    if not hasattr(result, "param_groups"):
+        raise TypeError(f"optimizer(tensors) must return a torch optimizer, got {show(result)}")
     held = {id(tensor) for group in result.param_groups for tensor in group["params"]}
     if not all(id(parameter) in held for parameter in parameters):
         raise ValueError(
