@@ -12,7 +12,7 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 import torch
 from tests.chaos import ROOT
 from tests.chaos.campaigns import CAMPAIGNS, tasks_of
-from tests.chaos.page import count, table_lines, write_page
+from tests.chaos.page import Settings, count, table_lines, write_page
 from tests.chaos.prepared import prepare
 from tests.chaos.workers import fork_call, run_tasks
 
@@ -40,7 +40,7 @@ def main() -> int:
         tasks = tasks_of(names, options.seed, options.scale)
         outcomes = run_tasks(tasks, options.workers, folder, base)
     seconds = time.monotonic() - begun
-    counts = {name: count(results) for name, results in outcomes.items()}
+    counts = {campaign.name: count(outcomes[campaign.name]) for campaign in CAMPAIGNS if campaign.name in outcomes}
     failures = [
         outcome for results in outcomes.values() for outcome in results if outcome.kind not in ("survived", "refused")
     ]
@@ -48,7 +48,8 @@ def main() -> int:
         print(f"{outcome.kind.upper()} {outcome.note}")
     print("\n".join(table_lines(counts)), f"\n{seconds / 60:.1f} minutes, seed {options.seed}, scale {options.scale:g}")
     if not options.only:
-        write_page(options.output, counts, options.seed, options.scale, options.workers, seconds)
+        load = os.getloadavg()[2]
+        write_page(options.output, counts, Settings(options.seed, options.scale, options.workers, seconds, load))
     return 1 if failures else 0
 
 

@@ -35,7 +35,13 @@ class Campaign(NamedTuple):
     about: str
 
 
-KILLS = "x"
+KILLS = (
+    "The command is ended by SIGKILL, SIGTERM or SIGINT, before a random change of a file (an open for writing, a "
+    "rename, a removal, a flush) or at a random moment, and started again, up to ten times; the last time it comes to "
+    "its end. Weights and metrics must be those of a training that was not killed, to the last bit; so must the "
+    "predictions under AutoAttack, the repaired network, the winner of the search and the table of the study, and no "
+    "worker may stay behind."
+)
 CAMPAIGNS = (
     Campaign(
         "malformed calls", malformed, 4000, 500,
@@ -74,9 +80,20 @@ CAMPAIGNS = (
             ("reproduce", 12, 6),
         )
     ),
-    Campaign("kills during import", kill_imports, 12, 6, "x"),
-    Campaign("kills of torchrun", kill_ranks, 6, 3, "x"),
-    Campaign("commands at once", at_once, 40, 40, "x"),
+    Campaign(
+        "kills during import", kill_imports, 12, 6,
+        "`python -m doubly train` is ended in its first seconds, while Python imports torch, and then trains.",
+    ),
+    Campaign(
+        "kills of torchrun", kill_ranks, 6, 3,
+        "One of two processes of `torchrun … -m doubly train` is ended by SIGKILL; the same command then ends with the "
+        "bits of a training that was not killed.",
+    ),
+    Campaign(
+        "commands at once", at_once, 40, 40,
+        "Two `reproduce` in one folder; `evaluate`, `report`, `watch`, `export` and a second `train` in a run "
+        "directory that is training, whose weights must not change by it.",
+    ),
 )  # fmt: skip
 
 
@@ -89,4 +106,4 @@ def tasks_of(names: Sequence[str], seed: int, scale: float) -> list[Task]:
             size = min(left, campaign.part)
             tasks.append(Task(campaign.name, campaign.function, 1_000_000 * seed + 1000 * row + part, size))
             left, part = left - size, part + 1
-    return tasks
+    return tasks[::-1]  # the long ones first, so that no process waits for the last of them
