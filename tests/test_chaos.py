@@ -22,7 +22,7 @@ def test_a_few_attempts_and_the_page(tmp_path, monkeypatch):
     page.write_page(tmp_path / "page.md", counts, page.Settings(3, 0.1, 2, 600.0, 1.5))
     text = (tmp_path / "page.md").read_text()
     assert "| kills | 1,201 | 1,200 | 0 | 1 | 0 | 0 |" in text and "| **all** | 1,226 |" in text
-    assert "SEED=3 SCALE=0.1" in text and all(campaign.name in text for campaign in campaigns.CAMPAIGNS)
+    assert "seed 3, scale 0.1, commit" in text and all(campaign.name in text for campaign in campaigns.CAMPAIGNS)
     full = campaigns.tasks_of([campaign.name for campaign in campaigns.CAMPAIGNS], 0, 1.0)
     kills = sum(task.count for task in full if task.campaign.startswith("kills"))
     assert kills >= 200 and sum(task.count for task in full) - kills >= 10_000

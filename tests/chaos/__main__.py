@@ -12,6 +12,7 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 import torch
 from tests.chaos import ROOT
 from tests.chaos.campaigns import CAMPAIGNS, tasks_of
+from tests.chaos.outcomes import FINE
 from tests.chaos.page import Settings, count, table_lines, write_page
 from tests.chaos.prepared import prepare
 from tests.chaos.workers import fork_call, run_tasks
@@ -41,16 +42,12 @@ def main() -> int:
         outcomes = run_tasks(tasks, options.workers, folder, base)
     seconds = time.monotonic() - begun
     counts = {campaign.name: count(outcomes[campaign.name]) for campaign in CAMPAIGNS if campaign.name in outcomes}
-    failures = [
-        outcome for results in outcomes.values() for outcome in results if outcome.kind not in ("survived", "refused")
-    ]
-    for outcome in failures:
-        print(f"{outcome.kind.upper()} {outcome.note}")
+    failed = any(outcome.kind not in FINE for results in outcomes.values() for outcome in results)
     print("\n".join(table_lines(counts)), f"\n{seconds / 60:.1f} minutes, seed {options.seed}, scale {options.scale:g}")
     if not options.only:
         load = os.getloadavg()[2]
         write_page(options.output, counts, Settings(options.seed, options.scale, options.workers, seconds, load))
-    return 1 if failures else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ KILLS = (
 )
 CAMPAIGNS = (
     Campaign(
-        "malformed calls", malformed, 4000, 500,
+        "malformed calls", malformed, 4500, 500,
         "Every public class and function is called with one or two arguments replaced, damaged or swapped: tensors of "
         "other shapes and types, NaN, networks that return something else (`make fuzz`).",
     ),
@@ -55,13 +55,13 @@ CAMPAIGNS = (
         "weights than those that were saved.",
     ),
     Campaign(
-        "damaged run files", damaged_files, 1800, 150,
+        "damaged run files", damaged_files, 1400, 100,
         "The same for `config.json`, `evaluation.json` and `.npz`, `gallery.npz`, `metrics.jsonl`, `environment.json`, "
         "`repair.json`, a comparison of frontiers and the state of AutoAttack, read by `report`, `compare`, `watch`, "
         "`frontier`, `train`, `evaluate`, `repair`, `search`, `export` and `doubly.load`.",
     ),
     Campaign(
-        "hostile data and weights", hostile_data, 1500, 250,
+        "hostile data and weights", hostile_data, 1900, 200,
         "Files of nine datasets, archives and weights are damaged, or replaced by small files that unpack to large "
         "ones, and by pickles that would create a file. Executed is a pickle that did.",
     ),
@@ -76,8 +76,8 @@ CAMPAIGNS = (
     ),
     *(
         Campaign(f"kills of {name}", partial(kill, name), number, part, KILLS) for name, number, part in (
-            ("train", 90, 30), ("evaluate", 40, 20), ("repair", 20, 10), ("report", 20, 10), ("search", 10, 5),
-            ("reproduce", 12, 6),
+            ("train", 120, 20), ("evaluate", 40, 10), ("repair", 14, 7), ("report", 14, 7), ("search", 6, 6),
+            ("reproduce", 6, 6),
         )
     ),
     Campaign(
@@ -85,12 +85,12 @@ CAMPAIGNS = (
         "`python -m doubly train` is ended in its first seconds, while Python imports torch, and then trains.",
     ),
     Campaign(
-        "kills of torchrun", kill_ranks, 6, 3,
+        "kills of torchrun", kill_ranks, 4, 4,
         "One of two processes of `torchrun … -m doubly train` is ended by SIGKILL; the same command then ends with the "
         "bits of a training that was not killed.",
     ),
     Campaign(
-        "commands at once", at_once, 40, 40,
+        "commands at once", at_once, 24, 24,
         "Two `reproduce` in one folder; `evaluate`, `report`, `watch`, `export` and a second `train` in a run "
         "directory that is training, whose weights must not change by it.",
     ),

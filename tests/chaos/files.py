@@ -28,7 +28,7 @@ READERS = {  # file -> the calls that read it; DIR is the damaged run, OTHER an 
     "attacked/autoattack": (f"evaluate DIR {' '.join(AUTOATTACK)}",),
 }  # fmt: skip
 WEIGHTS = (5, 8, 5, 2, 5, 1, 3, 1, 1)
-DRAWN = 0.02  # share of the reports whose figures are drawn, which takes seconds
+DRAWN = 0.01  # share of the reports whose figures are drawn, which takes seconds
 
 
 def damaged_files(base: Path, seed: int, count: int) -> Iterator[Outcome]:

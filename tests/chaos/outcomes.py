@@ -11,6 +11,7 @@ from rich.console import Console
 
 import doubly.cli
 
+FINE = ("survived", "refused")
 KINDS = ("survived", "refused", "lost", "traceback", "executed")
 SECONDS = 120  # after which an attempt in this process counts as lost
 
@@ -49,9 +50,13 @@ def call_cli(words: Sequence[object]) -> CliResult:
 
 def judge_cli(words: Sequence[object], note: str) -> tuple[Outcome, CliResult]:
     """Call `doubly`, and classify how it ended."""
-    with bounded():
-        result = call_cli(words)
-    return judge_end(result, f"doubly {' '.join(map(str, words))} | {note}"), result
+    note = f"doubly {' '.join(map(str, words))} | {note}"
+    try:
+        with bounded():
+            result = call_cli(words)
+    except TooSlowError:
+        return Outcome("lost", f"{note}: no end within {SECONDS} s"), CliResult(1, "", "")
+    return judge_end(result, note), result
 
 
 def judge_end(result: CliResult, note: str) -> Outcome:
@@ -87,6 +92,8 @@ def judge_call(call: object, note: str) -> tuple[Outcome, object]:
     try:
         with bounded():
             value = call()  # type: ignore[operator]
+    except TooSlowError:
+        return Outcome("lost", f"{note}: no end within {SECONDS} s"), None
     except ValueError as error:
         if "\n" not in str(error) and type(error).__module__.startswith("doubly"):
             return Outcome("refused"), None

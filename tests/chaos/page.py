@@ -43,8 +43,8 @@ a terminal, spreadsheet, browser or LaTeX.
 make chaos
 ```
 
-The seed decides what is tried, except for moments on the clock: `make chaos SEED=7` tries something else, and \
-`make chaos SCALE=0.1` a tenth of it. The command prints each attempt that is lost, ends in a traceback or executes \
+The seed decides what is tried, except for moments on the clock: `SEED=7` behind it tries something else, and \
+`SCALE=0.1` a tenth of it. The command prints each attempt that is lost, ends in a traceback or executes \
 something, and then exits with code 1. It takes two processes at a time. The campaign is in `tests/chaos/`.
 
 [Security](security.md) says which files may be opened from strangers, and what a killed process leaves.
@@ -90,12 +90,11 @@ def write_page(output: Path, counts: Mapping[str, Counter[str]], settings: Setti
 
 def _describe(settings: Settings) -> str:
     """Return date, commit, seed and machine in a sentence."""
-    scale = "" if settings.scale == 1 else f" SCALE={settings.scale:g}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
-        f"`make chaos SEED={settings.seed}{scale}` of {datetime.now(UTC):%Y-%m-%d}, commit `{_commit()}`: "
-        f"{settings.seconds / 60:.0f} minutes with {settings.workers} processes on {cores} cores of "
-        f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}; "
+        f"`make chaos` of {datetime.now(UTC):%Y-%m-%d}, seed {settings.seed}, scale {settings.scale:g}, "
+        f"commit `{_commit()}`: {settings.seconds / 60:.0f} minutes with {settings.workers} processes on "
+        f"{cores} cores of {platform.machine()}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}; "
         f"mean load of the machine {settings.load:.1f}, which includes these processes."
     )
 

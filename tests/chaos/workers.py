@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.chaos.outcomes import Outcome
+from tests.chaos.outcomes import FINE, Outcome
 
 
 class Task(NamedTuple):
@@ -55,7 +55,11 @@ def run_tasks(
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended in running:
             task, place, begun = running.pop(ended)
-            outcomes[task.campaign] += _read(task, place, status)
+            results = _read(task, place, status)
+            outcomes[task.campaign] += results
+            for outcome in results:
+                if outcome.kind not in FINE:
+                    print(f"{outcome.kind.upper()} {outcome.note}", flush=True)
             _kill_group(ended)  # what it may have left running
             shutil.rmtree(place, ignore_errors=True)
             if not quiet:
