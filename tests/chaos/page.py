@@ -91,11 +91,11 @@ def write_page(output: Path, counts: Mapping[str, Counter[str]], settings: Setti
 def _describe(settings: Settings) -> str:
     """Return date, commit, seed and machine in a sentence."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    machine = f"{cores} cores of {platform.machine()}, {platform.system()}, Python {platform.python_version()}"
     return (
         f"`make chaos` of {datetime.now(UTC):%Y-%m-%d}, seed {settings.seed}, scale {settings.scale:g}, "
-        f"commit `{_commit()}`: {settings.seconds / 60:.0f} minutes with {settings.workers} processes on "
-        f"{cores} cores of {platform.machine()}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}; "
-        f"mean load of the machine {settings.load:.1f}, which includes these processes."
+        f"commit `{_commit()}`: {settings.seconds / 60:.0f} minutes with {settings.workers} processes on {machine}, "
+        f"torch {torch.__version__}; mean load of the machine {settings.load:.1f}, which includes these processes."
     )
 
 

@@ -94,7 +94,7 @@ def projected_descent(
                     raise TypeError(f"inner(delta) must return a tensor, h_i of each row, got {show(values)}")
                 (gradient,) = torch.autograd.grad(values.sum(), delta)
             gradient = mean_row(all_gather(gradient)) if shared else gradient
-            if tolerance is not None and all_gather(gap(constraint, delta, gradient)).max() <= tolerance:
+            if tolerance is not None and (all_gather(gap(constraint, delta, gradient)) <= tolerance).all():
                 break
             increment, state = rule.step(gradient, delta, constraint, state)
             delta = constraint.project(delta + increment)
