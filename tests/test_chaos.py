@@ -23,6 +23,12 @@ def test_a_few_attempts_and_the_page(tmp_path, monkeypatch):
     text = (tmp_path / "page.md").read_text()
     assert "| kills | 1,201 | 1,200 | 0 | 1 | 0 | 0 |" in text and "| **all** | 1,226 |" in text
     assert "seed 3, scale 0.1, commit" in text and all(campaign.name in text for campaign in campaigns.CAMPAIGNS)
+    rows = {campaign.name: Counter(refused=2) for campaign in campaigns.CAMPAIGNS}
+    page.write_page(tmp_path / "page.md", rows, page.Settings(3, 0.1, 2, 600.0, 1.5))
+    page.replace_rows(tmp_path / "page.md", {"hostile names": Counter(survived=1)}, page.Settings(4, 1.0, 2, 60.0, 1.5))
+    text = (tmp_path / "page.md").read_text()
+    assert f"| **all** | {2 * len(rows) - 1} | 1 | {2 * len(rows) - 2} |" in text
+    assert "seed 3" in text and "Run again later: hostile names: `make chaos` of" in text
     full = campaigns.tasks_of([campaign.name for campaign in campaigns.CAMPAIGNS], 0, 1.0)
     kills = sum(task.count for task in full if task.campaign.startswith("kills"))
     assert kills >= 200 and sum(task.count for task in full) - kills >= 10_000

@@ -13,7 +13,7 @@ import torch
 from tests.chaos import ROOT
 from tests.chaos.campaigns import CAMPAIGNS, tasks_of
 from tests.chaos.outcomes import FINE
-from tests.chaos.page import Settings, count, table_lines, write_page
+from tests.chaos.page import Settings, count, replace_rows, table_lines, write_page
 from tests.chaos.prepared import prepare
 from tests.chaos.workers import fork_call, run_tasks
 
@@ -24,7 +24,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the attempts")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time")
-    parser.add_argument("--only", nargs="*", default=[], help="names of campaigns; docs/reliability.md is not written")
+    parser.add_argument("--only", nargs="*", default=[], help="names of campaigns; the page is not written")
+    parser.add_argument("--replace", action="store_true", help="with --only: replace these rows of the page")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "reliability.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -44,9 +45,11 @@ def main() -> int:
     counts = {campaign.name: count(outcomes[campaign.name]) for campaign in CAMPAIGNS if campaign.name in outcomes}
     failed = any(outcome.kind not in FINE for results in outcomes.values() for outcome in results)
     print("\n".join(table_lines(counts)), f"\n{seconds / 60:.1f} minutes, seed {options.seed}, scale {options.scale:g}")
+    settings = Settings(options.seed, options.scale, options.workers, seconds, os.getloadavg()[2])
     if not options.only:
-        load = os.getloadavg()[2]
-        write_page(options.output, counts, Settings(options.seed, options.scale, options.workers, seconds, load))
+        write_page(options.output, counts, settings)
+    elif options.replace:
+        replace_rows(options.output, counts, settings)
     return 1 if failed else 0
 
 

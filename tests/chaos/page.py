@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -80,11 +81,27 @@ def _cells(numbers: Counter[str]) -> list[str]:
 
 def write_page(output: Path, counts: Mapping[str, Counter[str]], settings: Settings) -> None:
     """Write docs/reliability.md."""
+    _write(output, counts, _describe(settings))
+
+
+def replace_rows(output: Path, counts: Mapping[str, Counter[str]], settings: Settings) -> None:
+    """Replace the rows of some campaigns in the page, and say that they were run again."""
+    text = output.read_text(encoding="utf-8")
+    before = {}
+    for campaign in CAMPAIGNS:
+        cells = re.search(rf"^\| {campaign.name} \| (.+) \|$", text, re.MULTILINE)
+        numbers = [int(cell.replace(",", "")) for cell in cells[1].split(" | ")[1:]] if cells else []
+        before[campaign.name] = Counter(dict(zip(KINDS, numbers, strict=bool(numbers))))
+    (described,) = re.findall(r"^`make chaos` of .*$", text, re.MULTILINE)
+    _write(output, {**before, **counts}, f"{described} Run again later: {', '.join(counts)}: {_describe(settings)}")
+
+
+def _write(output: Path, counts: Mapping[str, Counter[str]], described: str) -> None:
     about: dict[str, list[str]] = {}
     for campaign in CAMPAIGNS:
         about.setdefault(campaign.about, []).append(campaign.name)
     lines = [f"- **{', '.join(names)}**: {text}" for text, names in about.items()]
-    page = PAGE.format(table="\n".join(table_lines(counts)), run=_describe(settings), about="\n".join(lines))
+    page = PAGE.format(table="\n".join(table_lines(counts)), run=described, about="\n".join(lines))
     output.write_text(page, encoding="utf-8")
 
 
