@@ -93,7 +93,8 @@ def replace_rows(output: Path, counts: Mapping[str, Counter[str]], settings: Set
         numbers = [int(cell.replace(",", "")) for cell in cells[1].split(" | ")[1:]] if cells else []
         before[campaign.name] = Counter(dict(zip(KINDS, numbers, strict=bool(numbers))))
     (described,) = re.findall(r"^`make chaos` of .*$", text, re.MULTILINE)
-    _write(output, {**before, **counts}, f"{described} Run again later: {', '.join(counts)}: {_describe(settings)}")
+    names = [f"{name} (before: {sum(before[name][kind] for kind in KINDS[2:])} lost or worse)" for name in counts]
+    _write(output, {**before, **counts}, f"{described} Run again later: {', '.join(names)}: {_describe(settings)}")
 
 
 def _write(output: Path, counts: Mapping[str, Counter[str]], described: str) -> None:
