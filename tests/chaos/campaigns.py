@@ -82,11 +82,11 @@ CAMPAIGNS = (
     ),
     Campaign(
         "kills during import", kill_imports, 12, 6,
-        "`python -m doubly train` is ended in its first seconds, while Python imports torch, and then trains.",
+        "A training is ended in its first seconds, while Python imports torch, and then trains.",
     ),
     Campaign(
         "kills of torchrun", kill_ranks, 4, 4,
-        "One of two processes of `torchrun … -m doubly train` is ended by SIGKILL; the same command then ends with the "
+        "One of two processes that train under `torchrun` is ended by SIGKILL; the same command then ends with the "
         "bits of a training that was not killed.",
     ),
     Campaign(
