@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all check docs format clean fuzz hashes audit lower-bounds
+.PHONY: demo test test-all check docs format clean fuzz chaos hashes audit lower-bounds
 
 demo: $(READY)  ## train AT and DONE on digits, repair AT, print the table, write the page
 	$(BIN)/doubly reproduce demo --output runs/demo
@@ -27,6 +27,11 @@ docs: $(VENV)/.docs  ## the documentation site, in site/; any warning is an erro
 CALLS ?= 5000
 fuzz: $(READY)  ## malformed calls of every public function: none may end in an error from inside torch
 	PYTHONPATH=tests/support $(BIN)/python tests/support/malformed_calls.py --calls $(CALLS)
+
+SEED ?= 0
+SCALE ?= 1
+chaos: $(READY)  ## malformed calls, damaged and hostile files, kills: about ten minutes on two cores; writes docs/reliability.md
+	$(BIN)/python -m tests.chaos --seed $(SEED) --scale $(SCALE)
 
 hashes: $(READY)  ## requirements-hashes.txt anew from constraints.txt; needs pypi.org
 	$(BIN)/python tools/pin_hashes.py

@@ -77,6 +77,7 @@ ELSEWHERE = {  # commands that are not run here, and where they are
     'pip install "doubly[huggingface]"': "by hand; tests/end_to_end/test_front_door.py has a stand-in",
     "doubly completion install": "tests/cli/test_completion.py, in another home folder",
     "make fuzz": "tests/test_refusals.py, with fewer calls",
+    "make chaos": "tests/test_chaos.py, a few attempts",
     "make hashes": "by hand, since it asks pypi.org",
     "python tools/pin_hashes.py --wheel torch-….whl": "by hand, since it asks pypi.org",
     "make audit": "by hand, since it asks a database on the network",

@@ -89,4 +89,4 @@ def test_training_from_folders_whose_names_are_not_utf8(tmp_path, capsys):
     state = json.loads((run / "checkpoints" / "last" / "state.json").read_text("utf-8"))
     assert state["classes"] == list(splits.train.classes)
     page = write_report([run], tmp_path / "report")
-    assert "\x1b" not in capsys.readouterr().out and page is not None
+    assert "\x1b" not in capsys.readouterr().out and "\x1b" not in page.read_text("utf-8")

@@ -46,6 +46,8 @@ def test_mistakes_are_answered_by_one_sentence():
         (lambda: objective((X.numpy(), Y.numpy())), "images must be a tensor, got ndarray"),
         (lambda: objective(X), r"a batch is Batch\(x, y\) or a pair \(x, y\), got Tensor"),
         (lambda: doubly.load("nowhere"), "nowhere is no run directory"),
+        (lambda: doubly.train(nn.Linear(4, 2, device="meta"), (X, Y), AT()), "parameters are on the device meta"),
+        (lambda: doubly.evaluate(MODEL, (X, Y), attacks=[lambda *_: None]), "returns the perturbation, .* NoneType"),
     ):
         with pytest.raises(UsageError, match=message) as error:
             call()

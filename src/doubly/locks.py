@@ -80,7 +80,8 @@ def _acquire_or_explain(path: Path, handle: int) -> bool:
     except OSError as error:  # ENOLCK, EINVAL, ENOTSUP, ENOSYS, …
         raise UsageError(
             f"{path} lies on a file system without locks ({error.strerror}), so nothing would keep a second run from "
-            "writing there too: choose an --output on a local disk, or add --no-lock and start no second run there"
+            "writing there too: choose an --output on a local disk, or use `doubly train --no-lock`, and start no "
+            "second run there"
         ) from None
 
 

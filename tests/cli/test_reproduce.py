@@ -182,6 +182,10 @@ def test_what_does_not_fit_is_refused_in_one_sentence(reproduce, monkeypatch):
         ("tiny --scale papr", "there is no scale 'papr': did you mean 'paper'?"),
         ("tiny --methods mail", "the plan has no method 'mail'"),
         ("tiny --seeds 0", "jobs and seeds are at least 1, got 2 and 0"),
+        (
+            f"demo --seeds {10**400} --dry-run",
+            "a study has at most 1,000 seeds, got 10000000000000000000: lower --seeds",
+        ),
         ("tiny --jobs 0", "jobs and seeds are at least 1, got 0 and 3"),
         ("tiny --images 0", "images must be at least 1, got 0"),
         ("demo --methods at", "--methods is for tables and figures: demo has its own"),

@@ -114,6 +114,10 @@ def test_damaged_files_are_refused_and_may_be_deleted(files):
                 {"attacks": [{name: value for name, value in attack.items() if name != "broken"}]},
                 {"attacks": [{**attack, "broken": [99]}]},
                 {"attacks": [{**attack, "answers": []}]},
+                {"attacks": [{**attack, "answers": 0.5}]},
+                {"attacks": [{**attack, "largest": None}]},
+                {"attacks": [{**attack, "answers": [1]}]},
+                {"clean": [{}, 0]},
             )
         ),
     ):

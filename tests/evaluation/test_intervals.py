@@ -167,6 +167,8 @@ def test_refusals():
         (lambda: wilson(1, 4, level=1), "inside"),
         (lambda: bootstrap(correct, y, average_accuracy, resamples=0), "at least one of each"),
         (lambda: bootstrap(correct, y, average_accuracy, resamples=2, level=95), "use 0.95"),
+        (lambda: bootstrap_difference(correct, correct, y, lambda *_: None), "must return a number, got None"),
+        (lambda: bootstrap_difference(correct, correct, y - 9, average_accuracy), "class numbers from 0, got -"),
         (lambda: result(y, correct).interval("pgd", "median", 5), "average, tail or worst, got 'median'"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -1,6 +1,7 @@
 """Evaluation of a run directory, and whether one has been evaluated."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -60,6 +61,18 @@ def test_what_is_written_is_what_evaluating_the_network_returns(trained):
         assert np.array_equal(arrays["y"], test.y.numpy()) and np.array_equal(arrays["ids"], test.ids.numpy())
         assert (arrays["clean"] == arrays["y"]).mean() == result["sa"]
         assert (arrays["pgd"] == arrays["y"]).mean() == result["ra_pgd"] and arrays["pgd_losses"].dtype == np.float64
+
+
+def test_a_directory_that_is_deleted_meanwhile_is_not_made_again(trained, tmp_path):
+    path = shutil.copytree(trained[0], tmp_path / "copy")
+
+    class Delete(Callback):
+        def on_images(self, done, total):
+            shutil.rmtree(path, ignore_errors=True)
+
+    with pytest.raises(UsageError, match="copy was deleted or renamed during the evaluation"):
+        evaluate_run(path, device="cpu", config=EvalConfig(trust=False, images=20), callbacks=[Delete()])
+    assert not path.exists()
 
 
 def test_checkpoint_threat_and_folder_can_be_chosen(trained, tmp_path):

@@ -68,6 +68,7 @@ def test_without_color_images_there_is_no_gallery(run, tmp_path):
 def test_damaged_files_are_refused(run, tmp_path):
     for changed in (
         {"labels": np.full(4, 3)},
+        {"labels": np.zeros(4)},
         {"weights": np.ones(3)},
         {"clean": np.zeros((4, 8, 8, 3))},
         {"attacked": np.zeros(4)},

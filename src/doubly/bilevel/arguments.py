@@ -206,6 +206,24 @@ def check_rows(values: Any, name: str, allow_empty: bool = False) -> None:
         raise ValueError(f"{name} must hold at least one row with values, (B, ...), got {show(values)}")
 
 
+def at_step(schedule: Callable[[int], float], number: int, name: str) -> float:
+    """Return a schedule at a step.
+
+    Raises:
+        TypeError: If it is not a function of one argument, the number of the step, that returns a number.
+    """
+    try:
+        signature(schedule).bind(number)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a function of the step alone ({error}): write lambda step: 0.1") from None
+    except ValueError:  # a function of C, which does not say what it takes
+        pass
+    value = schedule(number)
+    if not fits(value, float) and not (isinstance(value, Tensor) and value.numel() == 1):
+        raise TypeError(f"{name} must return a number, got {show(value)} at step {number}: write lambda step: 0.1")
+    return value
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the memory of the device or of the machine ran out."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (

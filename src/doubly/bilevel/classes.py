@@ -244,6 +244,8 @@ class ClassLogMeanExp(Checked):
 
 
 def _check_distribution(values: Tensor, name: str, shares: Tensor) -> None:
+    if values.is_meta or shares.is_meta:
+        raise ValueError(f"{name} must hold numbers, got a tensor without values on the device meta")
     if values.shape != shares.shape or values.dim() != 1 or not (values >= 0).all():
         raise ValueError(
             f"{name} must hold a number from 0 on for each of the {shares.numel()} classes, got {values.tolist()}"

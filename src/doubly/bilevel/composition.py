@@ -111,6 +111,13 @@ def require(allowed: bool, name: str, value: object, rule: str) -> None:
         raise ValueError(f"{name}={value} is not allowed: {rule}")
 
 
+@explained
+def _moved(state: State, u: Tensor, all_previous: Tensor | None, eta: float) -> Tensor:
+    """Return the estimate of u, moved towards that of a batch."""
+    old = state["u"] if all_previous is None else state["u"] + u - all_previous.mean(0)
+    return torch.lerp(old, u, eta)
+
+
 @dataclass(frozen=True)
 class RunningMean(Checked):
     """A function f of a running mean u <- (1 - eta) u + eta * (mean of the batch), which the first batch initializes.
@@ -152,8 +159,7 @@ class RunningMean(Checked):
         check_arguments(self.update, {"state": state, "all_previous": all_previous})
         u = all_values.mean(0)
         if state:
-            old = state["u"] if all_previous is None else state["u"] + u - all_previous.mean(0)
-            u = torch.lerp(old, u, self.eta)
+            u = _moved(state, u, all_previous, self.eta)
         with torch.enable_grad():
             u = u.detach().requires_grad_()
             (slope,) = torch.autograd.grad(self._f(u), u)

@@ -89,9 +89,12 @@ def projected_descent(
         for _ in range(steps):
             delta.requires_grad_()
             with torch.enable_grad():
-                (gradient,) = torch.autograd.grad(inner(delta).sum(), delta)
+                values = inner(delta)
+                if not isinstance(values, Tensor):
+                    raise TypeError(f"inner(delta) must return a tensor, h_i of each row, got {show(values)}")
+                (gradient,) = torch.autograd.grad(values.sum(), delta)
             gradient = mean_row(all_gather(gradient)) if shared else gradient
-            if tolerance is not None and all_gather(gap(constraint, delta, gradient)).max() <= tolerance:
+            if tolerance is not None and (all_gather(gap(constraint, delta, gradient)) <= tolerance).all():
                 break
             increment, state = rule.step(gradient, delta, constraint, state)
             delta = constraint.project(delta + increment)

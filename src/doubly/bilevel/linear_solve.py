@@ -262,10 +262,13 @@ class Direct(Checked):
         """Solve the systems; see `Solver`.
 
         Raises:
+            TypeError: If b is of half precision.
             ValueError: If a row has more than `largest` coordinates, or a matrix is singular or indefinite.
         """
         matvec = _checked_system(matvec, b)
         size = b[0].numel()
+        if b.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"Direct factorizes matrices of float32 and float64, got {b.dtype}: use delta.float()")
         if size > self.largest:
             raise ValueError(f"Direct would build matrices of {size} x {size}: use ConjugateGradient, or raise largest")
         units = torch.eye(size, dtype=b.dtype, device=b.device).view(size, 1, *b.shape[1:])

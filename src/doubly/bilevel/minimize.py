@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from doubly.bilevel.arguments import check_arguments, check_rows, fits, show
+from doubly.bilevel.arguments import at_step, check_arguments, check_rows, fits, show
 from doubly.bilevel.batches import iterate_batches
 from doubly.bilevel.cid import Direction, Terms, check_inside
 from doubly.bilevel.communicator import Communicator, SingleProcess
@@ -148,12 +148,12 @@ def minimize(
         for number, (ids, batch) in zip(range(steps), batches, strict=False):
             if step_size is not None:
                 for group in torch_optimizer.param_groups:
-                    group["lr"] = step_size(number)
+                    group["lr"] = at_step(step_size, number, "step_size")
             step = StepInput(
                 batch,
                 solutions.start(ids),
                 constraint if isinstance(constraint, Constraint) else constraint(batch),
-                composition if eta is None else replace(composition, eta=eta(number)),  # type: ignore[type-var]
+                composition if eta is None else replace(composition, eta=at_step(eta, number, "eta")),  # type: ignore[type-var]
                 state,
                 previous_theta,
             )
@@ -259,6 +259,8 @@ def _make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer, made from the parameters if it is a function, once it is known to hold all of them."""
     result = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(parameters)
+    if not hasattr(result, "param_groups"):
+        raise TypeError(f"optimizer(tensors) must return a torch optimizer, got {show(result)}")
     held = {id(tensor) for group in result.param_groups for tensor in group["params"]}
     if not all(id(parameter) in held for parameter in parameters):
         raise ValueError(

@@ -19,7 +19,7 @@ def parameters_of(theta: Any) -> list[Tensor]:
         The tensors themselves, not copies.
 
     Raises:
-        TypeError: If there is no tensor, or one is not a floating-point leaf of the graph.
+        TypeError: If there is no tensor, or one is expanded or not a floating-point leaf of the graph.
     """
     if isinstance(theta, nn.Module):
         tensors: list[Any] = [p for p in theta.parameters() if p.requires_grad]
@@ -32,7 +32,13 @@ def parameters_of(theta: Any) -> list[Tensor]:
             "theta must be a module with parameters to train, a tensor, or a list or dict of tensors, all of them "
             "floating-point and not computed from others: use tensor.detach()"
         )
+    if any(t.layout is torch.strided and _shares_memory(t) for t in tensors):
+        raise TypeError("theta holds an expanded tensor, whose entries are one and the same number: use tensor.clone()")
     return tensors
+
+
+def _shares_memory(tensor: Tensor) -> bool:
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 @contextmanager

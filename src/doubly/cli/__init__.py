@@ -113,6 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, ArithmeticError) as error:
         _print_error(f"{name}: {error}")
         return WRONG_INPUT
+    except ValueError as error:
+        if "embedded null" not in str(error):
+            raise
+        _print_error(f"{name}: a path has a null character, as no file name can: correct it where it was given")
+        return WRONG_INPUT
     except OSError as error:  # of files that others read or write for us
         _print_error(f"{name}: {_describe(error)}")
         return WRONG_INPUT

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from doubly.studies.planned import PlannedStudy
 
 SEEDS, DEMO_SEEDS, DEFAULT_JOBS = 3, 5, 2
+MAX_SEEDS = 1000  # each is hours of work
 DIGITS_STUDIES = ("demo", "digits", "digits_done")
 CLASS_STUDIES = ("weak_classes", "ablation")
 PLAN_FLAGS = (
@@ -107,6 +108,8 @@ def reproduce(arguments: list[str], out: Console, err: Console) -> int:
     jobs = DEFAULT_JOBS if options.jobs is None else options.jobs
     if jobs < 1 or options.seed_count < 1:
         raise UsageError(f"jobs and seeds are at least 1, got {jobs} and {options.seed_count}")
+    if options.seed_count > MAX_SEEDS:
+        raise UsageError(f"a study has at most {MAX_SEEDS:,} seeds, got {options.seed_count!s:.20}: lower --seeds")
     if options.study in DIGITS_STUDIES:
         return _digits_study(options, jobs, out)
     if options.study in CLASS_STUDIES:

@@ -52,7 +52,9 @@ def search(arguments: list[str], out: Console, err: Console) -> int:
     (result,) = run_searches([plan], options.jobs, out)
     out.print(trials_table(result, f"{run.name}: hold-out, best first"))
     if not any(part for trial in result["trials"] for part in trial["holdouts"]):
-        print_line(err, "doubly: every trial failed, for the reasons above: change the space or the recipe")
+        print_line(
+            err, "doubly: every trial failed, for the reasons above: mend them, or change the space or the recipe"
+        )
         return 1
     write_json(output / "winner.json", to_json(with_changes(run, result["winner"])))
     print_line(out, f"now: doubly train --config {output / 'winner.json'}")

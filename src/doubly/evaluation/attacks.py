@@ -37,7 +37,13 @@ class FunctionAttack(Attack):
     function: Callable[..., Tensor]
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
-        return self.function(model, x, y, generator)
+        delta = self.function(model, x, y, generator)
+        if not isinstance(delta, Tensor):
+            raise UsageError(
+                f"an attack returns the perturbation, a tensor of the shape of x, got {type(delta).__name__}: return "
+                "x_attacked - x"
+            )
+        return delta
 
 
 def reference_pgd(threat: Threat) -> PGD:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from doubly.bilevel.arguments import check_arguments, show
+from doubly.bilevel.arguments import check_arguments, fits, show
 from doubly.errors import UsageError
 from doubly.evaluation.metrics import Bools, Ints, per_class, tail, worst_class
 from doubly.settings import explained
@@ -135,11 +135,16 @@ def bootstrap_difference(
     for name, given, kinds in (("correct_a", correct_a, "biu"), ("correct_b", correct_b, "biu"), ("y", y, "iu")):
         if not isinstance(given, np.ndarray) or given.shape != np.shape(y) or given.dtype.kind not in kinds:
             raise UsageError(f"{name} must be an array with one entry per sample, got {show(given)}: see help")
+    if len(y) and y.min() < 0:
+        raise UsageError(f"labels are class numbers from 0, got {y.min()}: subtract the smallest")
     settings = {"statistic": statistic, "level": level, "resamples": resamples, "seed": seed}
     check_arguments(bootstrap_difference, settings, UsageError)
 
     def difference(index: Ints | slice) -> float:
-        return statistic(correct_a[index], y) - statistic(correct_b[index], y)
+        first, second = statistic(correct_a[index], y), statistic(correct_b[index], y)
+        if not fits(first, float) or not fits(second, float):
+            raise UsageError(f"statistic(correct, y) must return a number, got {show(first)}")
+        return first - second
 
     values = [difference(index) for index in resampled_positions(y, resamples, seed)]
     return _percentile_interval(difference(slice(None)), values, level)

@@ -52,6 +52,7 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
         callback.on_message(weakness)
     task = with_earlier_autoattack(_with_selected_images(task), resources)
     config, ensemble, gallery = task.config, task.attacks.ensemble, Gallery()
+    existed = config.output is not None and config.output.is_dir()
     sample = select_images(task.images, min(config.trust_images, config.chunk_size)).to(model_device(task.model))
     differences = run_together(communicator, lambda: _check(task, sample, resources))
     if RANDOM_WEIGHTS in (note := str(task.protocol.get("note", ""))):
@@ -65,14 +66,15 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
     if config.curve_images is not None:
         result = replace(result, curve=_radius_curve(task, config.curve_images, resources))
     if ensemble is not None:
-        _write(task, result, gallery, communicator, overwrite=False)  # AutoAttack may take hours
+        _write(task, result, gallery, communicator, existed, overwrite=False)  # AutoAttack may take hours
         result, broken = run_autoattack(task, ensemble, result, resources)
         result = replace(result, trust=trust.update_checks(result.trust, result, differences))
         examples += broken
     if examples:
+        on_rank_zero(communicator, lambda: _require_output(task, existed))
         saved = _save_examples(task, examples, resources)
         result = replace(result, examples={**result.examples, "saved": saved})
-    _write(task, result, gallery, communicator)
+    _write(task, result, gallery, communicator, existed)
     return result
 
 
@@ -213,13 +215,29 @@ def _save_examples(task: EvalTask, examples: list[AttackedImages], resources: Re
     return resources.communicator.broadcast_value(saved)
 
 
+def _require_output(task: EvalTask, existed: bool) -> None:
+    """Refuse to make a folder again that existed when the evaluation began: it was deleted or has another name."""
+    if existed and task.config.output is not None and not task.config.output.is_dir():
+        raise UsageError(
+            f"{task.config.output} was deleted or renamed during the evaluation, so nothing is written there: evaluate "
+            "again, with the name that it has now or with another output"
+        )
+
+
 def _write(
-    task: EvalTask, result: EvalResult, gallery: Gallery, communicator: Communicator, *, overwrite: bool = True
+    task: EvalTask,
+    result: EvalResult,
+    gallery: Gallery,
+    communicator: Communicator,
+    existed: bool,
+    *,
+    overwrite: bool = True,
 ) -> None:
     """Write the files on the first process; unless `overwrite`, only if there is no evaluation yet."""
     folder = task.config.output
 
     def write() -> None:
+        _require_output(task, existed)
         if folder is None or (not overwrite and RunDir(folder).evaluation.exists()):
             return
         clean, broken = (task.images.subset(rows).pixels(slice(None)) for rows in (gallery.rows, gallery.broken))

@@ -6,11 +6,13 @@ the others. If a process dies, a new one continues its job.
 
 import os
 import pickle
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -158,6 +160,14 @@ def _set_up_worker(threads: int, stopping: Any) -> None:
     global _stopping
     torch.set_num_threads(threads)
     _stopping = stopping
+    if (parent := parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    """End this process once its parent was killed: nobody else would, and it would go on to hold its run directory."""
+    wait([sentinel])
+    os._exit(1)  # what it writes is complete at any time
 
 
 def _is_stopping() -> bool:

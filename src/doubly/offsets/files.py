@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from doubly.checkpoints import Checkpoint, load_run, save_checkpoint
+from doubly.checkpoints import Checkpoint, find_checkpoint, load_run, save_checkpoint
 from doubly.checkpoints.files import save_tensors
 from doubly.config.serialize import to_json
 from doubly.config.user_code import WithOffsets
@@ -13,11 +13,13 @@ from doubly.evaluation.io import check_folder
 from doubly.files import make_folder, write_bytes, write_json
 from doubly.models import Model
 from doubly.offsets.result import RepairResult
+from doubly.reading import read_tree
 from doubly.rundir import RunDir
 from doubly.text import method_label
 
 WEIGHTS = "weights.safetensors"
 LABEL = "{} repaired"
+UNFINISHED = {"checkpoints", "environment.json", "metrics.jsonl", "repair.json"}  # config.json is written last
 
 
 def check_output(folder: Path) -> None:
@@ -27,8 +29,16 @@ def check_output(folder: Path) -> None:
         UsageError: If so.
     """
     check_folder(folder)
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()) and not _is_unfinished(folder):
         raise UsageError(f"{folder} is not empty: choose another --output, or delete it")
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Return whether a folder holds what a repair left that was killed while it wrote, and nothing else."""
+    if not {path.name for path in folder.iterdir() if not path.name.startswith(".")} <= UNFINISHED:
+        return False
+    last = find_checkpoint(RunDir(folder).checkpoints, "last")
+    return last is None or read_tree(last / "state.json").get("repaired") is True
 
 
 def write_network(result: RepairResult, folder: Path) -> None:

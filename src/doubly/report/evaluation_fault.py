@@ -133,6 +133,9 @@ def _of_protocol(evaluation: Mapping[str, Any]) -> Iterator[Rule]:
         inner = parts.get(part)
         number = inner.get(key) if isinstance(inner, dict) else None
         yield f"protocol.attack.{part}.{key}", number, lambda value: value is None or (is_number(value) and value >= 0)
+    kinds = [parts, *(parts[name] for name in ("threat", "rule", "loss") if isinstance(parts.get(name), dict))]
+    for entry in kinds:
+        yield "a kind in protocol.attack", entry.get("kind", ""), lambda value: isinstance(value, str)
     for key in ("restarts", "steps"):
         yield f"protocol.attack.{key}", parts.get(key), lambda value: value is None or is_count(value)
     lines = trust.get("lines") or []

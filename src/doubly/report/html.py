@@ -26,6 +26,7 @@ from doubly.report.terms import TERMS
 from doubly.text import escape_html, format_radius, format_value
 
 RADII = ("radius", "size", "epsilon")  # ends of names of settings that are printed as 8/255
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 MAX_ENVIRONMENTS = 3  # different values of a setting of the machine that are listed
 
 
@@ -201,7 +202,8 @@ def render(sections: Sequence[Section], overview: Sequence[Overview] = (), csv: 
         "terms": TERMS | columns,
         "csv": base64.b64encode(csv.encode("utf-8", errors="replace")).decode("ascii"),
     }
-    return environment.get_template("page.html.j2").render(context)
+    page = environment.get_template("page.html.j2").render(context)
+    return _CONTROL.sub("?", page)  # jinja escapes markup, and leaves control characters of names as they are
 
 
 def inline_picture(path: Path, description: str) -> markupsafe.Markup:

@@ -118,6 +118,8 @@ def train(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"the first argument is the network, an nn.Module, got {type(model).__name__}: build it first")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UsageError("the network has no values, its parameters are on the device meta: call model.to_empty(…)")
     if isinstance(data, Method) or (isinstance(data, type) and issubclass(data, Method)):
         raise UsageError("the second argument is the data, got a method: the order is train(model, data, method)")
     _check_names(settings)

@@ -86,6 +86,8 @@ class ChunkFiles:
         state: Any = read_json(file)
         if not _is_state(state) or state.get("schema") != SCHEMA or state.get("chunk") != index:
             raise UsageError(f"{file} does not hold the state of chunk {index}: delete it, and it is computed again")
+        if "sha256" in state and state["sha256"] != _checksum(state):  # older files have none
+            raise UsageError(f"{file} was changed: delete it, and it is computed again")
         if state.get("key") != self.digest:
             raise UsageError(f"{file} belongs to another evaluation: delete it, and it is computed again")
         chunk: ChunkState = state
@@ -99,7 +101,8 @@ class ChunkFiles:
         """
         file = self.path(index)
         if file is not None:
-            write_json(file, {**state, "schema": SCHEMA, "chunk": index, "key": self.digest})
+            state = {**state, "schema": SCHEMA, "chunk": index, "key": self.digest}
+            write_json(file, {**state, "sha256": _checksum(state)})
 
     def all_finished(self, count: int, parts: Sequence[str]) -> bool:
         """Return whether all attacks have run on each of `count` chunks."""
@@ -138,11 +141,30 @@ def _is_state(value: Any) -> bool:
     """Return whether a file holds what the driver writes."""
     if not isinstance(value, dict) or not all(isinstance(value.get(name), list) for name in ("clean", "attacks")):
         return False
-    count = len(value["clean"])
-    return all(
-        isinstance(attack, dict)
-        and set(attack) >= _ATTACK_FIELDS
-        and len(attack["broken"]) == len(attack["answers"])
-        and all(isinstance(row, int) and 0 <= row < count for row in attack["broken"])
-        for attack in value["attacks"]
+    count, clean = len(value["clean"]), value["clean"]
+    return all(map(_is_count, clean)) and all(_is_record(attack, count) for attack in value["attacks"])
+
+
+def _is_record(attack: Any, count: int) -> bool:
+    """Return whether a value is what an attack found in a chunk of so many images."""
+    if not isinstance(attack, dict) or not set(attack) >= _ATTACK_FIELDS:
+        return False
+    broken, answers, warnings = (attack[name] for name in ("broken", "answers", "warnings"))
+    return (
+        all(isinstance(values, list) for values in (broken, answers, warnings))
+        and len(broken) == len(answers)
+        and all(_is_count(row) and row < count for row in broken)
+        and all(map(_is_count, [*answers, attack["made"], attack["outside"]]))
+        and all(type(attack[name]) in (int, float) for name in ("seconds", "largest"))
+        and all(isinstance(text, str) for text in [attack["name"], *warnings])
     )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _checksum(state: Mapping[str, Any]) -> str:
+    """Return the checksum of a chunk's state, which it holds itself."""
+    kept = {name: value for name, value in state.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

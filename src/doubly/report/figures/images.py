@@ -76,9 +76,18 @@ def _check(saved: Arrays, file: Path, classes: int) -> None:
     if missing:
         raise damaged(file, f"it lacks {', '.join(missing)}")
     clean, count = saved["clean"], len(np.atleast_1d(saved["weights"]))
-    fits = clean.ndim == 4 and clean.size and clean.shape == saved["attacked"].shape and saved["r"].size == 1
+    fits = (
+        clean.ndim == 4
+        and clean.size
+        and clean.shape == saved["attacked"].shape
+        and saved["r"].size == 1
+        and saved["r"].dtype.kind in "fiu"
+    )
     lists = [saved[name] for name in FIELDS[2:-1]]
-    if not fits or clean.dtype != np.uint8 or any(values.shape != (count,) for values in [*lists, clean[:, 0, 0, 0]]):
+    kinds = zip(lists, ("iu", "iu", "iu", "f", "b"), strict=True)
+    if {clean.dtype, saved["attacked"].dtype} != {np.dtype(np.uint8)} or any(v.dtype.kind not in k for v, k in kinds):
+        raise damaged(file, "its arrays are of other types")
+    if not fits or any(values.shape != (count,) for values in [*lists, clean[:, 0, 0, 0]]):
         raise damaged(file, "its arrays do not fit each other")
     if any(((values < 0) | (values >= classes)).any() for values in lists[:3]):
         raise damaged(file, f"it names a class outside the {classes} of the evaluation")
