@@ -27,6 +27,14 @@ class TensorBoard(Logger):
     Steps are epochs. The first row hides what the folder already has of its epoch and later ones, so that the curves of
     a resumed run have no point twice. Training closes it at its end; use it as
     `train(…, callbacks=[TensorBoard(folder)])`, or in a `Job` as `callbacks=(TensorBoard.in_run_dir,)`.
+
+    Args:
+        folder: Where the event files go; it is created with the first row.
+        run_dir: The run directory, if there is one; nothing of it is written here.
+        config: The configuration, likewise.
+
+    Raises:
+        UsageError: If the package is missing, or the folder is no path.
     """
 
     title = "TensorBoard"
