@@ -82,7 +82,7 @@ def test_torch_export_returns_the_logits_without_the_data(run_dir, tmp_path, mon
 def test_a_graph_that_computes_something_else_is_not_written(run_dir, tmp_path, monkeypatch):
     monkeypatch.setattr("doubly.bridges.graphs._write_torch", lambda model, x, path, classes: path.touch())
     monkeypatch.setattr("doubly.bridges.graphs._run_torch", lambda path, x: torch.full((len(x), 10), torch.nan))
-    with pytest.raises(UsageError, match="differ from those of the network by nan, allowed are 0.0001"):
+    with pytest.raises(UsageError, match="differ from those of the network by nan"):
         export_graph(run_dir, tmp_path / "x.pt2", "torch_export")
     assert list(tmp_path.iterdir()) == []
 

@@ -55,6 +55,7 @@ def test_no_verb_runs_the_code_of_a_file(cli, stranger):
         "frontier": [["run"]],
         "export": [["run", "--output", "w.safetensors"], ["run", "--output", "w.onnx"], ["run", "--output", "w.pt2"]],
         "card": [["run"]],
+        "leaderboard": [["run"], ["--entry", "run"]],
         "push": [["run", "--dry-run"]],
         "search": [
             ["digits.at", "--space", "space.json", "--trials", "1", "--output", "search"],

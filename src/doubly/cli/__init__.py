@@ -71,6 +71,9 @@ VERBS = {
     "frontier": Verb("Average against weakest classes along class offsets: doubly frontier DIR…", "frontier"),
     "compare": Verb("Compare two evaluations of the same images: doubly compare DIR DIR", "compare"),
     "report": Verb("Write tables, figures and one page about runs: doubly report DIR… --output DIR", "report"),
+    "leaderboard": Verb(
+        "Rank evaluated networks on one page, a table per protocol: doubly leaderboard DIR…", "leaderboard"
+    ),
     "search": Verb("Search hyperparameters on a hold-out: doubly search RECIPE [--trials 12] [--jobs 2]", "search"),
     "reproduce": Verb("Run a study and write its report: doubly reproduce table1|figure5|demo|…", "reproduce"),
     "data": Verb("Download or inspect a dataset, or make it imbalanced: doubly data fetch|inspect|imbalance", "data"),

@@ -20,8 +20,8 @@ FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch_export": ".pt2
 @dataclass(frozen=True)
 class ExportOptions:
     """Write the trained network of a run for other tools. A .safetensors file holds the weights as a plain state dict,
-    for safetensors.torch.load_file and load_state_dict. An .onnx file is the graph for ONNX Runtime, a .pt2 file that of
-    torch.export; both are checked against the network on test images."""
+    for safetensors.torch.load_file and load_state_dict. An .onnx file is the graph for ONNX Runtime, a .pt2 file that
+    of torch.export; both are checked against the network on test images."""
 
     directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """run directory"""
@@ -65,7 +65,8 @@ def _format(options: ExportOptions) -> str:
     suffix = options.output.suffix
     if suffix not in FORMATS.values():
         raise UsageError(
-            f"{options.output} must end in .safetensors, .onnx or .pt2: doubly writes no pickles, which can execute code"
+            f"{options.output} must end in .safetensors, .onnx or .pt2: doubly writes no pickles, which can execute "
+            "code"
         )
     form = next(name for name, ending in FORMATS.items() if ending == suffix)
     if options.format not in ("auto", form):

@@ -27,8 +27,8 @@ def model_card(run: RunResult, name: str = "") -> str:
 
 
 INTENDED = (
-    "Research on robustness, and comparison with networks that were measured by the same protocol. Images are pixels in "
-    "[0, 1]; normalization is a part of the network. Check it on your own images before any other use."
+    "Research on robustness, and comparison with networks that were measured by the same protocol. Images are pixels "
+    "in [0, 1]; normalization is a part of the network. Check it on your own images before any other use."
 )
 
 
@@ -64,7 +64,7 @@ def _source(run: RunResult) -> str:
 
 def _introduction(run: RunResult) -> str:
     return (
-        f"An image classifier with {len(run.evaluation['per_class'])} classes, trained by {escape_markdown(run.method)}. "
+        f"An image classifier with {len(run.evaluation['per_class'])} classes; method {escape_markdown(run.method)}. "
         "Averages hide weak classes, so both are given: accuracy on average, and of the weakest classes under attack."
     )
 
@@ -142,10 +142,10 @@ def _training(run: RunResult) -> str:
 def _limits(run: RunResult) -> str:
     protocol, worst = run.evaluation["protocol"], run.evaluation["worst_class"]
     lines = [
-        f"Robustness was measured against {describe_attack(protocol) or 'one attack'} only; larger or other changes of an "
-        "image are not covered.",
-        f"Its weakest class is {worst['name']}, at {format_percent(worst['ra_pgd'])} % under attack: do not rely on the "
-        "average where this class matters.",
+        f"Robustness was measured against {describe_attack(protocol) or 'one attack'} only; larger or other changes of "
+        "an image are not covered.",
+        f"Its weakest class is {worst['name']}, at {format_percent(worst['ra_pgd'])} % under attack: do not rely on "
+        "the average where this class matters.",
         "An accuracy under attack is an upper bound: a stronger attack can only lower it.",
     ]
     return "\n".join(f"- {escape_markdown(line)}" for line in (*lines, *(f"this run {text}" for text in run.remarks)))
