@@ -11,7 +11,8 @@ import torch
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 TRAINED = {"your_model.py", "your_loop.py", "your_method.py", "your_dataset.py"}  # print three accuracies at the end
 SLOW = {"compositional_quadratic.py", "convergence.py", "portfolio.py", "dro_hyperparameters.py"}
-BRIDGES = {"your_loggers.py", "your_runtime.py", "your_leaderboard.py"}  # print what the libraries that are installed did
+# These print what the libraries that are installed did.
+BRIDGES = {"your_loggers.py", "your_runtime.py", "your_leaderboard.py", "your_framework.py"}
 # tests/bilevel solves smaller problems of the same kind as the slow ones.
 
 
