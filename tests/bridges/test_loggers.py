@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import os
 import random
 import struct
 import sys
@@ -49,12 +50,12 @@ def plain(run, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
+    for name in ("WANDB_MODE", "WANDB_ERROR_REPORTING", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
 
 
 def logged_run(run, folder, logger):
-    """Train two epochs, then resume to three; return the expected scalars by epoch."""
+    """Train three epochs with a logger; return the expected scalars by epoch."""
     train_run(replace(run, epochs=3), folder, callbacks=[logger.in_run_dir(folder)])
     return {row["epoch"]: scalars(row) for row in read_metrics(folder / "metrics.jsonl")}
 
@@ -132,6 +133,7 @@ def test_wandb_keeps_scalars_configuration_pictures_and_files_offline(run, plain
     assert config["batch_size"] == "512" and "artifact" in kinds and history[1]["classes/_type"] == '"image-file"'
     assert len(list(tmp_path.glob("wandb/wandb/offline-run-*/files/media/images/*.png"))) == 2
     assert_same_weights(plain, tmp_path)
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
 
 
 class Broken(CSV):

@@ -23,6 +23,7 @@ class WandB(Logger):
     @classmethod
     def check_installed(cls) -> None:
         """Raise UsageError if the package is missing."""
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would send errors to its makers, also offline
         require("wandb", "W&B", "wandb")
 
     def write(self, row: dict[str, Any]) -> None:
