@@ -58,6 +58,9 @@ READ_RUNS = {
     "compare",
     "report",
     "export",
+    "card",
+    "push",
+    "leaderboard",
     "watch",
 }  # verbs whose arguments runs/NAME must exist
 STORED = {  # studies that take hours: function -> results that replace it; tests/studies runs them at a small size
@@ -73,6 +76,12 @@ ELSEWHERE = {  # commands that are not run here, and where they are
     "make demo": "tests/studies/test_demo.py, with fewer seeds and epochs",
     "pip install .": "by the Makefile, before any test",
     "pip install 'doubly[tensorboard]'": "by the Makefile, as a part of the extra dev",
+    "pip install 'doubly[wandb]'": "by hand; tests/bridges/test_loggers.py then runs it offline",
+    "pip install 'doubly[mlflow]'": "by hand; tests/bridges/test_loggers.py then runs it with files",
+    "pip install 'doubly[onnx]'": "by hand; tests/bridges/test_out.py then runs it",
+    "pip install 'doubly[hub]'": "by hand; tests/bridges/test_out.py then runs it without a network",
+    "pip install 'doubly[lightning]'": "by hand; tests/bridges/test_frameworks.py then runs it",
+    "pip install 'doubly[transformers]'": "by hand; tests/bridges/test_frameworks.py then runs it",
     'pip install "doubly[ray]"': "by hand, for the slow test in tests/jobs/test_ray.py",
     'pip install "doubly[huggingface]"': "by hand; tests/end_to_end/test_front_door.py has a stand-in",
     "doubly completion install": "tests/cli/test_completion.py, in another home folder",

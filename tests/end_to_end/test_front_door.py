@@ -139,7 +139,7 @@ def test_evaluate_data_export_and_search(call, tmp_path, inline):
         (f"evaluate --model NETS:net --data photos {network}", 2, "--set size=32 in other verbs"),
         ("data imbalance photos --ratio 0.5", 2, "--set size=32 in other verbs"),
         ("data inspect nan.npz", 2, "have NaN pixels"),
-        ("export runs/x --output x.onnx", 2, "torch.onnx.export(doubly.checkpoints.load_model(Path('runs/x'))"),
+        ("export runs/x --output x.pth", 2, "must end in .safetensors, .onnx or .pt2"),
         ("evaluate --model NETS:ten --data good.npz --norm l7", 2, "there is no norm 'l7'"),
     ]:
         code, out, err = call(words)

@@ -53,7 +53,10 @@ def test_no_verb_runs_the_code_of_a_file(cli, stranger):
         "check": [["run"]],
         "repair": [["run"]],
         "frontier": [["run"]],
-        "export": [["run", "--output", "w.safetensors"]],
+        "export": [["run", "--output", "w.safetensors"], ["run", "--output", "w.onnx"], ["run", "--output", "w.pt2"]],
+        "card": [["run"]],
+        "leaderboard": [["run"], ["--entry", "run"]],
+        "push": [["run", "--dry-run"]],
         "search": [
             ["digits.at", "--space", "space.json", "--trials", "1", "--output", "search"],
             ["--config", "run/config.json", "--trials", "1", "--output", "search"],
@@ -76,7 +79,7 @@ def test_no_verb_runs_the_code_of_a_file(cli, stranger):
             assert "Traceback" not in result.err, result.err
             if "names code, 'canary:build'" in result.err and "--trust-code" in result.err:
                 refused.append(verb)
-    assert {"train", "search", "evaluate", "check", "repair", "frontier"} <= set(refused)
+    assert {"train", "search", "evaluate", "check", "repair", "frontier", "export"} <= set(refused)
 
 
 def test_the_code_runs_once_a_person_asks_for_it(cli, stranger):

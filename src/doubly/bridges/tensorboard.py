@@ -1,7 +1,6 @@
 """Curves for TensorBoard, which is an optional dependency and imported only when it is used."""
 
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import matplotlib as mpl
@@ -10,7 +9,7 @@ import numpy.typing as npt
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from doubly.callbacks import Callback
+from doubly.bridges.logger import Logger
 from doubly.errors import UsageError
 from doubly.metric_names import METRICS
 from doubly.report.figures import style, values
@@ -22,45 +21,34 @@ if TYPE_CHECKING:
 MAX_CLASSES = 100  # curves of classes: TensorBoard draws a chart for each
 
 
-class TensorBoard(Callback):
+class TensorBoard(Logger):
     """Writes every row of metrics, and a picture of the accuracy of each class, for TensorBoard.
 
     Steps are epochs. The first row hides what the folder already has of its epoch and later ones, so that the curves of
     a resumed run have no point twice. Training closes it at its end; use it as
     `train(…, callbacks=[TensorBoard(folder)])`, or in a `Job` as `callbacks=(TensorBoard.in_run_dir,)`.
+
+    Args:
+        folder: Where the event files go; it is created with the first row.
+        run_dir: The run directory, if there is one; nothing of it is written here.
+        config: The configuration, likewise.
+
+    Raises:
+        UsageError: If the package is missing, or the folder is no path.
     """
 
-    def __init__(self, folder: Path | str) -> None:
-        """Check that TensorBoard is installed.
+    title = "TensorBoard"
+    writer: "SummaryWriter | None" = None
 
-        Args:
-            folder: Where the event files go; it is created with the first row.
-
-        Raises:
-            UsageError: If the package is missing.
-        """
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raise UsageError if the package is missing."""
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
             raise UsageError(f"TensorBoard cannot be written ({error}): pip install 'doubly[tensorboard]'") from None
-        if not isinstance(folder, str | Path):
-            raise UsageError(f"the folder of TensorBoard is a path, got {type(folder).__name__}: pass text or a Path")
-        self.folder = Path(folder)
-        self.writer: SummaryWriter | None = None
 
-    @classmethod
-    def in_run_dir(cls, path: Path) -> "TensorBoard":
-        """Return a callback that writes into the folder `tensorboard` of a run directory.
-
-        Args:
-            path: The run directory.
-
-        Raises:
-            UsageError: If the package is missing.
-        """
-        return cls(path / "tensorboard")
-
-    def on_epoch(self, row: dict[str, Any]) -> None:
+    def write(self, row: dict[str, Any]) -> None:
         """Write a `row` of metrics."""
         from torch.utils.tensorboard import SummaryWriter
 
@@ -76,7 +64,7 @@ class TensorBoard(Callback):
             writer.add_image("per_class", bars(row["validation"]["per_class"], epoch), epoch, dataformats="HWC")
         writer.flush()  # so that it is visible at once
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Close the event file; a later row opens a new one."""
         writer: Any = self.writer
         if writer is not None:

@@ -71,10 +71,15 @@ VERBS = {
     "frontier": Verb("Average against weakest classes along class offsets: doubly frontier DIR…", "frontier"),
     "compare": Verb("Compare two evaluations of the same images: doubly compare DIR DIR", "compare"),
     "report": Verb("Write tables, figures and one page about runs: doubly report DIR… --output DIR", "report"),
+    "leaderboard": Verb(
+        "Rank evaluated networks on one page, a table per protocol: doubly leaderboard DIR…", "leaderboard"
+    ),
     "search": Verb("Search hyperparameters on a hold-out: doubly search RECIPE [--trials 12] [--jobs 2]", "search"),
     "reproduce": Verb("Run a study and write its report: doubly reproduce table1|figure5|demo|…", "reproduce"),
     "data": Verb("Download or inspect a dataset, or make it imbalanced: doubly data fetch|inspect|imbalance", "data"),
-    "export": Verb("Write trained weights as safetensors: doubly export DIR --output FILE", "export"),
+    "export": Verb("Write a network as safetensors, ONNX or torch.export: doubly export DIR --output FILE", "export"),
+    "card": Verb("Write a model card with the robustness of every class: doubly card DIR", "card"),
+    "push": Verb("Upload a network to the Hugging Face Hub: doubly push DIR --repo OWNER/NAME [--dry-run]", "push"),
     "list": Verb("List methods, attacks, models, datasets, recipes, … by name: doubly list methods", "list_entries"),
     "completion": Verb("Complete words by TAB in your shell: doubly completion install [bash|zsh|fish]", "completion"),
     "doctor": Verb("Check this installation: versions, device, and the gradients in a few seconds", "doctor"),

@@ -163,14 +163,14 @@ def _digits_study(options: ReproduceOptions, jobs: int, out: Console) -> int:
     if options.study != "demo" and options.seed_count != SEEDS:
         raise UsageError(f"{options.study} has a seed per fold: leave --seeds out")
     output = options.output or Path("runs") / options.study
-    from doubly.cli.tensorboard import tensorboard_factories
+    from doubly.cli.loggers import logger_factories
     from doubly.studies.digits import run_digits_study, run_directories
 
     if options.dry_run:
         for path in run_directories(options.study, output, options.seed_count):
             print_line(out, str(path))
         return 0
-    callbacks = tensorboard_factories(options.tensorboard)
+    callbacks = logger_factories((), options.tensorboard)
     page = run_digits_study(options.study, output, jobs, options.seed_count, out, callbacks)
     print_line(out, f"runs: {output}\npage: {page}")
     return 0
@@ -229,7 +229,7 @@ def _searched_study(study: "PlannedStudy", trials: int, options: ReproduceOption
 
 
 def _make_plan(options: ReproduceOptions) -> "PlannedStudy":
-    from doubly.cli.tensorboard import tensorboard_factories
+    from doubly.cli.loggers import logger_factories
     from doubly.config.serialize import suggestion
     from doubly.studies.planned import PlannedStudy
     from doubly.studies.plans import PLANS, SCALES, check_directories, plan_jobs
@@ -253,7 +253,7 @@ def _make_plan(options: ReproduceOptions) -> "PlannedStudy":
     )
     if options.search is None:  # else the runs' settings are decided later
         check_directories(jobs)
-    callbacks = tensorboard_factories(options.tensorboard)
+    callbacks = logger_factories((), options.tensorboard)
     jobs = [replace(job, callbacks=callbacks) for job in jobs]
     flags = ("--tensorboard",) if options.tensorboard else ()
     return PlannedStudy(options.study, jobs, scale, output, options.jobs, flags)

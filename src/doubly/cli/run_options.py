@@ -34,6 +34,8 @@ class RunOptions:
     """folder for what is written"""
     tensorboard: bool = False
     """also write curves for TensorBoard; needs the extra doubly[tensorboard]"""
+    log: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…", help_behavior_hint="(default: none)")] = ()
+    """loggers beside metrics.jsonl: csv, mlflow, tensorboard, wandb; all but csv need the extra of that name"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: --data.root)")] = None
     """folder with the dataset's files"""
     model: Annotated[
@@ -83,7 +85,7 @@ def run_help(usage: str, own: str) -> ShortHelp:
             "training": "epochs lr batch-size seed optimizer.weight-decay sampling",
             "the method": "method.* -*attack.*",
             "network, data and validation": "model.* data.holdout validation.every",
-            "the run": f"output {own} device precision tensorboard",
+            "the run": f"output {own} device precision tensorboard log",
         },
         (
             Flag("--config", "FILE", "config.json of a run, in place of a recipe", ""),

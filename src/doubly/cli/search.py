@@ -34,8 +34,8 @@ def search(arguments: list[str], out: Console, err: Console) -> int:
     if arguments in (["--help"], ["-h"], ["--help-all"]):
         print_line(out, HELP)
         return 0
+    from doubly.cli.loggers import logger_factories
     from doubly.cli.search_options import parse_search_options
-    from doubly.cli.tensorboard import tensorboard_factories
     from doubly.config.serialize import to_json, with_changes
     from doubly.evaluation.io import check_folder
     from doubly.jobs.search import Search, default_space, run_searches
@@ -46,7 +46,7 @@ def search(arguments: list[str], out: Console, err: Console) -> int:
         print_line(out, options.note)
     output = options.output or Path("runs") / "search" / run.name
     space = default_space(run) if options.space is None else _read_space(options.space)
-    callbacks = tensorboard_factories(options.tensorboard)
+    callbacks = logger_factories(options.log, options.tensorboard)
     plan = Search(run, space, output, options.trials, options.splits, callbacks=callbacks)
     check_folder(output)
     (result,) = run_searches([plan], options.jobs, out)

@@ -51,8 +51,8 @@ def train(arguments: list[str], out: Console, err: Console) -> int:
 
 def _train(options: "TrainOptions", out: Console) -> int:
     from doubly.checkpoints import find_checkpoint
+    from doubly.cli.loggers import logger_factories
     from doubly.cli.progress import terminal_progress
-    from doubly.cli.tensorboard import tensorboard_factories
     from doubly.config.threats import describe_threats
     from doubly.jobs.signals import stop_on_signals
     from doubly.rundir import RunDir
@@ -60,7 +60,9 @@ def _train(options: "TrainOptions", out: Console) -> int:
 
     run, output = options.run, options.output_dir
     with stop_on_signals() as request, terminal_progress(out, run.epochs) as lines:
-        callbacks = [lines, *(factory(output) for factory in tensorboard_factories(options.tensorboard))]
+        loggers = [factory(output) for factory in logger_factories(options.log, options.tensorboard)]
+        for logger in loggers:
+            logger.say = lines.on_message
         threats = describe_threats(run)
         lines.on_message(f"{run.name}, seed {run.seed}, {run.epochs} epochs, {threats} -> {output}")
         if options.note:
@@ -68,7 +70,9 @@ def _train(options: "TrainOptions", out: Console) -> int:
         if options.resume and not find_checkpoint(RunDir(output).checkpoints, "last"):
             lines.on_message(f"there is no checkpoint in {output} to resume: training starts from the beginning")
         try:
-            train_run(run, output, resume=options.resume, callbacks=callbacks, stop=request, lock=not options.no_lock)
+            train_run(
+                run, output, resume=options.resume, callbacks=[lines, *loggers], stop=request, lock=not options.no_lock
+            )
         except Interrupted as stopped:
             lines.on_message(f"{stopped}; saved: add --resume to continue")
             return 128 + (request.number or stopped.number)

@@ -50,6 +50,7 @@ def _info(state: TrainState) -> dict[str, Any]:
         "best_score": state.best_score,
         "peak_ra_pgd": state.peak_ra_pgd,
         "channels": state.data.train.x.shape[1],
+        "image_size": list(state.data.train.pixels(slice(0, 1)).shape[2:]),
         "classes": list(state.data.train.classes),
         "data": state.data_fingerprint,
         "config_sha256": config_sha256(state.run),
