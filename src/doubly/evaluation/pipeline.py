@@ -25,6 +25,7 @@ from doubly.evaluation.network import RANDOM_WEIGHTS, check_network, model_sha25
 from doubly.evaluation.predict import Predictions, predict
 from doubly.evaluation.radius_curve import curve_attack, radius_curve
 from doubly.evaluation.result import EvalResult
+from doubly.evaluation.searches import curve_of_radii, failure_sentences
 from doubly.evaluation.task import EvalTask, Resources, select_images
 from doubly.rundir import RunDir
 
@@ -64,6 +65,8 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
         result = replace(result, trust=_trust(task, result, sample, differences, resources))
     if config.curve_images is not None:
         result = replace(result, curve=_radius_curve(task, config.curve_images, resources))
+    elif result.radii:
+        result = replace(result, curve=curve_of_radii(result, task.attacks.attacks, task.threat))
     if ensemble is not None:
         _write(task, result, gallery, communicator, overwrite=False)  # AutoAttack may take hours
         result, broken = run_autoattack(task, ensemble, result, resources)
@@ -128,6 +131,8 @@ def _attack(task: EvalTask, gallery: Gallery, resources: Resources) -> tuple[Eva
         on_images=lambda done: resources.callback.on_images(done, len(images)),
     )
     result = _result(task, images, predictions)
+    for sentence in failure_sentences(result):
+        resources.callback.on_message(sentence)
     if task.validation is not None:
         validation = _predict(task, resources, task.validation, attacks)
         result = replace(result, validation=_result(task, task.validation, validation))
@@ -174,6 +179,7 @@ def _result(task: EvalTask, images: Images, predictions: Predictions) -> EvalRes
         weights_r=config.weights_r,
         weights_normalize=config.weights_normalize,
         margins=predictions.margins,
+        radii=predictions.radii,
     )
 
 
