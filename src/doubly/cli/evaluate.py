@@ -210,7 +210,7 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
         run = run_for_source(options.data, options.data_root, changes)
         splits = load_splits_once(run.data, communicator)
         test = splits.test
-        model, warning = build_network(options, test.x.shape[1], len(test.classes))
+        model, warning = build_network(options, test.x.shape[1], len(test.classes), test.classes, callback.on_message)
         model.to(select_device(options.device, communicator))
         about = describe_network(options, options.data) | {"split": "test"}
         notes = [note for note in (warning, splits.note) if note]

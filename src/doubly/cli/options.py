@@ -45,7 +45,8 @@ class NetworkOptions:
     model: Annotated[
         str | None, tyro.conf.arg(metavar="M:F", help_behavior_hint="(default: the network of the run)")
     ] = None
-    """package.module:function that builds your network"""
+    """package.module:function that builds your network, or hf:ORG/NAME, hf:./folder, timm:NAME, torchvision:NAME,
+    robustbench:NAME"""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
         None
     )

@@ -128,7 +128,9 @@ def _repair_network(options: RepairOptions, changes: list[str], callback: Callba
     held_out, splits, notes = held_out_images(run.data, trained_here=False)
     for note in notes:
         callback.on_message(note)
-    model, warning = build_network(options, held_out.x.shape[1], len(held_out.classes))
+    model, warning = build_network(
+        options, held_out.x.shape[1], len(held_out.classes), held_out.classes, callback.on_message
+    )
     if warning:
         callback.on_message(warning)
     threat = select_threat(options.norm, options.epsilon, None)

@@ -168,5 +168,5 @@ def source_folder_name(model: str, weights: str | None, mean: Sequence[float] = 
     path = Path(weights).resolve() if weights else ""
     normalization = f" {tuple(mean)} {tuple(std)}" if mean or std else ""
     digest = hashlib.sha256(f"{model} {path}{normalization}".encode()).hexdigest()[:6]
-    name = Path(weights).stem if weights else model.replace(":", "-")
+    name = Path(weights).stem if weights else re.sub(r"[^\w-]*[^\w.-]+[^\w-]*", "-", model)
     return f"{name}-{digest}"
