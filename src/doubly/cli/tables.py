@@ -57,6 +57,8 @@ def print_evaluation(result: "EvalResult", title: str, out: Console) -> None:
         print_line(
             out, f"% under {result.curve.get('name', 'PGD')} by radius, n = {result.curve['n']}: {', '.join(values)}"
         )
+    if result.corruptions:
+        out.print(_corruptions(result.corruptions))
     if result.trust:
         out.print(_checks(result.trust))
 
@@ -89,6 +91,21 @@ def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) ->
     cells = [_cell(result.worst(attack)[1], intervals[f"worst_{keys[attack]}"]) for attack in result.attacks]
     table.add_row("worst class", "", "", *cells)
     return table
+
+
+def _corruptions(found: Mapping[str, Any]) -> Table:
+    """Return the accuracy under each corruption and severity, with the tail over the classes."""
+    table = _table(f"corruptions, n = {found['n']} of each severity, %", "", "1", "2", "3", "4", "5", "mean", "tail")
+    for name, part in found["corruptions"].items():
+        cells = [_percent(value) for value in (*part["severities"], part["accuracy"], part["tail"])]
+        table.add_row(escape_terminal(name), *cells)
+    table.add_section()
+    table.add_row("all", *[""] * 5, _percent(found["accuracy"]), _percent(found["tail"]), style="bold")
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else format_percent(value)
 
 
 def _count(attack: str, result: "EvalResult") -> str:

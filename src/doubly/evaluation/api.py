@@ -203,7 +203,9 @@ def _config(settings: Mapping[str, Any]) -> EvalConfig:
     names = [f.name for f in fields(EvalConfig)]
     if unknown := [name for name in settings if name not in names]:
         raise UsageError(f"evaluate has no setting '{unknown[0]}': it has {', '.join(names)}")
-    paths = {name: Path(settings[name]) for name in ("output", "state") if settings.get(name) is not None}
+    paths = {
+        name: Path(settings[name]) for name in ("output", "state", "corruptions") if settings.get(name) is not None
+    }
     return EvalConfig(**{**settings, **paths})
 
 
