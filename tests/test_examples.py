@@ -11,6 +11,7 @@ import torch
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 TRAINED = {"your_model.py", "your_loop.py", "your_method.py", "your_dataset.py"}  # print three accuracies at the end
 SLOW = {"compositional_quadratic.py", "convergence.py", "portfolio.py", "dro_hyperparameters.py"}
+BRIDGES = {"bridge_attacks.py", "bridge_models.py", "bridge_data.py"}
 # tests/bilevel solves smaller problems of the same kind as the slow ones.
 
 
@@ -37,7 +38,7 @@ def test_an_example_runs_and_prints_a_sensible_result(example, tmp_path, monkeyp
 
 
 def test_the_lists_name_examples_that_exist_and_your_model_needs_five_lines():
-    assert TRAINED | SLOW | {"your_attack.py"} == {example.name for example in EXAMPLES}
+    assert TRAINED | SLOW | BRIDGES | {"your_attack.py"} == {example.name for example in EXAMPLES}
     text = (EXAMPLES[0].parent / "your_model.py").read_text()
     lines = text.split("from doubly import")[1].splitlines()[1:]
     assert len([line for line in lines if line.strip() and not line.startswith("print")]) == 5

@@ -204,6 +204,11 @@ def test_perturbations_from_a_file_are_checked_and_scored(line, tmp_path):
         assert (
             evaluate(net, (x, y), BALL, read_perturbations(file, BALL), trust=False).accuracy("perturbations") == 0.95
         )
+    np.savez(file, x=np.zeros((2, 1, 3, 3), np.uint8), ids=np.array([3, 19]))  # of two images: far outside
+    with pytest.warns(UserWarning, match="perturbations returned 2 of 2"):
+        part = evaluate(net, (x, y), BALL, read_perturbations(file, BALL), trust=False)
+    assert np.flatnonzero(part.predictions["perturbations"] >= 0).tolist() == [3, 19]
+    assert part.accuracy("perturbations") == 0.5
     images, labels = x.numpy(), y.numpy()
     cases = [
         ({"z": images}, r"needs attacked images `x` or perturbations `delta`"),
@@ -212,7 +217,7 @@ def test_perturbations_from_a_file_are_checked_and_scored(line, tmp_path):
         ({"delta": (255 * images).astype(np.uint8)}, r"holds uint8"),
         ({"x": images, "ids": np.zeros(20, int)}, r"has an image twice"),
         ({"x": images, "ids": np.arange(19)}, r"`ids` in .* one whole number for each of the 20 images"),
-        ({"x": images[:5]}, r"perturbations of 5 images and none of image 5 of the test images"),
+        ({"x": images, "ids": 20 + np.arange(20)}, r"none of the 20 evaluated images: `ids` are their pos"),
         ({"x": images, "y": 1 - labels}, r"has other labels `y`"),
         ({"x": images[:, :, :2]}, r"has images of shape \(1, 2, 3\), the test images \(1, 3, 3\)"),
     ]

@@ -24,6 +24,8 @@ class Attack(Settings):
     """whether delta lies in the threat's set; an attack that leaves it is for training only"""
     may_leave: ClassVar[bool] = False
     """whether delta may lie outside all the same, as other libraries' may; the image then counts as not broken"""
+    for_any_images: ClassVar[bool] = True
+    """whether it can attack any images, and not only those that it was computed for"""
     threat: Threat
 
     @property
@@ -44,9 +46,17 @@ class Attack(Settings):
             y: Their labels.
 
         Raises:
-            UsageError: If it has no perturbation of one of them.
+            UsageError: If it was computed for other images.
         """
         return self
+
+    def covers(self, ids: Tensor) -> Tensor | None:
+        """Return which images it attacks, (B,), by their positions in their dataset; None: all.
+
+        Raises:
+            UsageError: If it attacks none of them.
+        """
+        return None
 
     def describe(self) -> dict[str, Any] | None:
         """Return what the protocol of an evaluation says of it; None: its settings."""

@@ -26,10 +26,11 @@ class Perturbations(Attack):
     """the file they come from"""
     arrays: dict[str, Any]
     """`x` or `delta`, `ids` and perhaps `y`, by the rows of the file"""
-    rows: tuple[int, ...] | None = None
-    """rows of the images that are attacked now"""
+    rows: tuple[int | None, ...] | None = None
+    """row of each image that is attacked now; None of an image that the file has not"""
 
     may_leave: ClassVar[bool] = True
+    for_any_images: ClassVar[bool] = False
 
     @property
     def short_name(self) -> str:
@@ -38,33 +39,41 @@ class Perturbations(Attack):
     def describe(self) -> dict[str, Any]:
         return {"kind": "perturbations", "file": str(self.path), "n": len(self.arrays["ids"])}
 
+    def covers(self, ids: Tensor) -> Tensor:
+        covered = torch.isin(ids.cpu(), torch.from_numpy(self.arrays["ids"].astype(np.int64)))
+        if not covered.any():
+            raise UsageError(
+                f"{self.path} has perturbations of none of the {len(ids)} evaluated images: `ids` are their positions "
+                "in the test set, as in evaluation.npz; evaluate those images"
+            )
+        return covered
+
     def for_images(self, ids: Tensor, y: Tensor) -> "Perturbations":
         positions = {int(image): row for row, image in enumerate(self.arrays["ids"])}
-        missing = [image for image in ids.tolist() if image not in positions]
-        if missing:
-            raise UsageError(
-                f"{self.path} has perturbations of {len(positions)} images and none of image {missing[0]} of the test "
-                "images: give all that are evaluated, with their positions as `ids`, or evaluate fewer (--images)"
-            )
-        rows = [positions[image] for image in ids.tolist()]
-        if "y" in self.arrays and self.arrays["y"][rows].tolist() != y.tolist():
-            raise UsageError(
-                f"{self.path} has other labels `y` than the test images of the same `ids`: it was made for other "
-                "images or in another order; use the `ids` of evaluation.npz"
-            )
-        return replace(self, rows=tuple(rows))
+        rows = tuple(positions.get(image) for image in ids.tolist())
+        for row, label in zip(rows, y.tolist(), strict=True):
+            if row is not None and "y" in self.arrays and self.arrays["y"][row] != label:
+                raise UsageError(
+                    f"{self.path} has other labels `y` than the test images of the same `ids`: it was made for other "
+                    "images or in another order; use the `ids` of evaluation.npz"
+                )
+        return replace(self, rows=rows)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, generator: AnyGenerator = None) -> Tensor:
         name = "x" if "x" in self.arrays else "delta"
-        values = self.arrays[name][list(range(len(x)) if self.rows is None else self.rows)]
-        if values.shape != x.shape:
+        values = self.arrays[name]
+        if values.shape[1:] != x.shape[1:]:
             raise UsageError(
                 f"`{name}` in {self.path} has images of shape {values.shape[1:]}, the test images "
                 f"{tuple(x.shape[1:])}: save channels first, of the same size"
             )
-        found = torch.from_numpy(np.ascontiguousarray(values)).to(x)
-        found = found / 255 if values.dtype == np.uint8 else found
-        return found - x if name == "x" else found
+        delta = torch.zeros_like(x)
+        for position, row in enumerate(range(len(x)) if self.rows is None else self.rows):
+            if row is not None:
+                found = torch.from_numpy(values[row]).to(x)
+                found = found / 255 if values.dtype == np.uint8 else found
+                delta[position] = found - x[position] if name == "x" else found
+        return delta
 
 
 def read_perturbations(path: Path, threat: Threat) -> Perturbations:

@@ -140,7 +140,8 @@ def _attack(task: EvalTask, gallery: Gallery, resources: Resources) -> tuple[Eva
     for sentence in failure_sentences(result):
         resources.callback.on_message(sentence)
     if task.validation is not None:
-        validation = _predict(task, resources, task.validation, attacks)
+        general = {name: attack for name, attack in attacks.items() if attack.for_any_images}
+        validation = _predict(task, resources, task.validation, general)
         result = replace(result, validation=_result(task, task.validation, validation))
     if keep is None:
         return result, []

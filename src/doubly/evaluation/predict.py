@@ -21,6 +21,7 @@ from doubly.losses import CrossEntropy, LogitMargin
 from doubly.seeding import BatchGenerator, Rows, generator
 from doubly.threat import is_image, is_inside
 
+NOT_ATTACKED = -1  # prediction of a sample that an attack was not run on
 OnChunk = Callable[[str, int, Tensor, Tensor], None]  # attack, position of the first image, losses, attacked images
 
 
@@ -134,6 +135,8 @@ def predict(
         result.losses[name], result.margins[name] = losses.astype(np.float64), margins.astype(np.float64)
     result.attacked = {name: torch.cat(rows) for name, rows in attacked_chunks.items()}
     for name, radii, failed in zip(attacks, *torch.cat(searches).permute(2, 1, 0), strict=True):
+        if (covered := attacks[name].covers(images.ids)) is not None:
+            result.classes[name][~covered.cpu().numpy()] = NOT_ATTACKED
         if attacks[name].finds_radius:
             result.radii[name] = radii.numpy()
         if failed.any():

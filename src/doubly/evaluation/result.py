@@ -25,6 +25,7 @@ from doubly.evaluation.metrics import (
     tail,
     worst_class,
 )
+from doubly.evaluation.predict import NOT_ATTACKED
 from doubly.evaluation.weakest import Tail, Worst, named_tail, named_worst
 from doubly.evaluation.weights import KLWeights, Normalization
 from doubly.settings import Settings
@@ -32,7 +33,6 @@ from doubly.settings import Settings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NOT_ATTACKED = -1  # prediction of a sample that an attack was not run on
 ENSEMBLE_PREDICTIONS = ("autoattack", "apgd", "autoattack_in_part")  # names of AutoAttack's predictions
 
 

@@ -56,11 +56,14 @@ def settle(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, point: Tensor
 
 def failure_sentences(result: "EvalResult") -> list[str]:
     """Return a sentence for each attack that returned points outside of the threat or of the image range."""
-    return [
-        f"{name} returned {count} of {result.n} points outside the ball or [0, 1]: these images count as not broken by "
-        "it; check its settings"
-        for name, count in result.examples.get("failed", {}).items()
-    ]
+    sentences = []
+    for name, count in result.examples.get("failed", {}).items():
+        n = int((result.predictions[name] >= 0).sum())
+        sentences.append(
+            f"{name} returned {count} of {n} points outside the ball or [0, 1]: these images count as not broken by "
+            "it; check its settings"
+        )
+    return sentences
 
 
 def curve_of_radii(result: "EvalResult", attacks: Mapping[str, Attack], threat: Threat) -> dict[str, Any]:
