@@ -52,6 +52,7 @@ def test_attacks_in_l1_are_as_strong_as_those_of_foolbox():
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x[:1000]), y[:1000]).backward()
         optimizer.step()
+    _compare_autoattack(net, x[1200:1212], y[1200:1212])
     ball = L1Ball(1.0)
     theirs = [foreign_attack(f"foolbox:{name}", ball) for name in ("SparseL1DescentAttack,steps=20", "L1FMNAttack")]
     result = evaluate(net, (x[1200:1300], y[1200:1300]), ball, ["pgd", "strong", *theirs], trust=False)
@@ -60,3 +61,15 @@ def test_attacks_in_l1_are_as_strong_as_those_of_foolbox():
     assert result.accuracy("strong") <= min(others) + 0.03 and result.ra_pgd <= others[0] + 0.02
     assert "failed" not in result.examples and result.examples["outside"] == 0
     assert (result.radii["foolbox_l1_fmn_attack"] >= 0).all()
+
+
+def _compare_autoattack(net, x, y):
+    """AutoAttack in l1 breaks the images that the reference breaks."""
+    from pyautoattack import AutoAttack as Reference
+
+    reference = Reference(net, norm="L1", eps=0.8, seed=0, device="cpu")
+    reference.attacks_to_run = ["apgd-ce", "apgd-t"]
+    found = reference.run_standard_evaluation(x, y, batch_size=12)
+    broken = net(found[0] if isinstance(found, tuple) else found).argmax(1) != y
+    result = evaluate(net, (x, y), L1Ball(0.8), ["quick"], trust=False)
+    assert torch.equal(torch.from_numpy(~result.correct["apgd"]), broken) and 0 < broken.sum() < 12

@@ -114,7 +114,7 @@ class ForeignAttack(Attack):
         except UsageError:
             raise
         except Exception as error:  # whatever the library raises
-            reason = (str(error).splitlines() or [""])[0]
+            reason = (str(error).splitlines() or [f"no reason is given, in an {self.threat.norm} ball"])[0]
             raise UsageError(
                 f"{self.title} raised {type(error).__name__}: {reason:.160}; change its options, or take another attack"
             ) from None
