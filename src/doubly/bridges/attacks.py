@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.metadata
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -69,7 +70,9 @@ class ForeignAttack(Attack):
         """
         _, module, distribution = LIBRARIES[cls.library]
         try:
-            return importlib.import_module(module)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # about what the library imports
+                return importlib.import_module(module)
         except ImportError as error:
             reason = "" if error.name == module.partition(".")[0] else f" (it lacks {error.name})"
             raise UsageError(
