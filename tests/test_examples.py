@@ -13,6 +13,7 @@ TRAINED = {"your_model.py", "your_loop.py", "your_method.py", "your_dataset.py"}
 SLOW = {"compositional_quadratic.py", "convergence.py", "portfolio.py", "dro_hyperparameters.py"}
 # These print what the libraries that are installed did.
 BRIDGES = {"your_loggers.py", "your_runtime.py", "your_leaderboard.py", "your_framework.py"}
+BRIDGES |= {"bridge_attacks.py", "bridge_models.py", "bridge_data.py"}
 # tests/bilevel solves smaller problems of the same kind as the slow ones.
 
 

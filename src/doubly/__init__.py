@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         Standard,
     )
     from doubly.offsets.api import repair
-    from doubly.threat import L2Ball, LinfBall
+    from doubly.threat import L1Ball, L2Ball, LinfBall
     from doubly.training.api import train
     from doubly.types import Batch, Objective, TrainStep
 
@@ -57,6 +57,7 @@ _MODULES = {  # of the names in __all__ that are not methods
     "Batch": "types",
     "Callback": "callbacks",
     "Images": "data",
+    "L1Ball": "threat",
     "L2Ball": "threat",
     "LinfBall": "threat",
     "TrainStep": "types",
@@ -99,6 +100,7 @@ __all__ = [
     "FastBAT",
     "GroupDRO",
     "Images",
+    "L1Ball",
     "L2Ball",
     "LinfBall",
     "Objective",

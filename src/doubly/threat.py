@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from doubly.bilevel import Ball, Box, Constraint, NormalizedStep, SignStep, StepRule
+from doubly.bilevel import Ball, Box, Constraint, NormalizedStep, SignStep, SparseStep, StepRule
 from doubly.bilevel.arguments import check_arguments
+from doubly.bilevel.constraints import CrossPolytope
 from doubly.bilevel.rows import flat
 from doubly.errors import UsageError
 from doubly.settings import Settings, explained
@@ -180,6 +181,42 @@ class L2Ball(Threat):
         return replace(self, radius=math.sqrt(x[0].numel()))
 
 
+@dataclass(frozen=True)
+class L1Ball(Threat):
+    """An l1 ball: the absolute changes of all pixels add up to at most `radius`.
+
+    It has no barrier: for evaluation, and for training without DONE's implicit term.
+
+    Raises:
+        UsageError: If the radius is not positive and finite.
+    """
+
+    radius: float = 12.0
+    """epsilon, a sum over pixels in [0, 1]"""
+
+    norm: ClassVar[str] = "L1"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", _radius(self.radius, "L1Ball(12)"))
+        if not 0 < self.radius < float("inf"):
+            raise UsageError(f"epsilon must be positive and finite, got {self.radius:g}: 12 is usual on CIFAR-10")
+
+    @explained
+    def between(self, lower: Tensor, upper: Tensor) -> CrossPolytope:
+        return CrossPolytope(self.radius, Box(lower, upper))
+
+    @explained
+    def length(self, delta: Tensor) -> Tensor:
+        return flat(delta).abs().sum(1)
+
+    def step_rule(self, size: float) -> SparseStep:
+        return SparseStep(size)
+
+    @explained
+    def unbounded(self, x: Tensor) -> Self:
+        return replace(self, radius=float(x[0].numel()))
+
+
 def _radius(value: Any, example: str) -> float:
     """Return a radius that may be written as text."""
     if isinstance(value, str):
@@ -189,7 +226,7 @@ def _radius(value: Any, example: str) -> float:
     return float(value)
 
 
-THREATS: dict[str, type[Threat]] = {"linf": LinfBall, "l2": L2Ball}
+THREATS: dict[str, type[Threat]] = {"linf": LinfBall, "l2": L2Ball, "l1": L1Ball}
 
 
 def check_threat(threat: Any, owner: str) -> None:

@@ -158,7 +158,7 @@ def test_refusals():
         norm = "L7"
 
     for settings, message in (
-        ({"threat": Cube()}, "l-infinity and l2 balls, got Cube"),
+        ({"threat": Cube()}, "l-infinity, l2 and l1 balls, got Cube"),
         ({"parts": ()}, "apgd-ce"),
         ({"parts": ("apgd-dlr",)}, "apgd-ce"),
         ({"parts": ("square", "square")}, "each once"),

@@ -14,6 +14,7 @@ from doubly.bilevel import (
     MomentumStep,
     NormalizedStep,
     SignStep,
+    SparseStep,
     StepRule,
     WholeSpace,
     WithBarrier,
@@ -37,7 +38,7 @@ def symmetric_box(shape, strength=1e-6, dtype=torch.float64):
 
 
 def test_every_rule_is_listed_and_is_a_rule():
-    simple = {GradientStep, MomentumStep, NormalizedStep, SignStep, AdamStep, BarrierStep}
+    simple = {GradientStep, MomentumStep, NormalizedStep, SignStep, SparseStep, AdamStep, BarrierStep}
     assert set(STEP_RULES.values()) == {*simple, FirstThen, WithBarrier}
     assert all(isinstance(rule(), StepRule) for rule in STEP_RULES.values())
 

@@ -12,12 +12,12 @@ from PIL import Image
 
 import dataset_writers as write
 import doubly.data
-from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Augmentation, DataSource, ImageFolder, Imbalance
+from doubly.data import AUGMENTATIONS, DATASETS, IMBALANCES, Augmentation, DataSource, ImageFolder, Imbalance, TarShards
 from doubly.data.download.published import PUBLISHED
 from doubly.errors import UsageError
 from doubly.seeding import BatchGenerator
 
-FIELDS = {"folder": ImageFolder("folder")}  # where the defaults name no files
+FIELDS = {"folder": ImageFolder("folder"), "tar": TarShards("tar")}  # where the defaults name no files
 TABLES = {"load": (DATASETS, DataSource), "keep": (IMBALANCES, Imbalance), "__call__": (AUGMENTATIONS, Augmentation)}
 
 
@@ -66,6 +66,8 @@ def write_everything(folder):
         place = folder / "folder" / str(label % 2)
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image.transpose(1, 2, 0)).save(place / f"{number}.png")
+    write.tar_shard(folder / "tar" / "train-000.tar", x, y)
+    write.tar_shard(folder / "tar" / "test-000.tar", x_test, y_test)
 
 
 @pytest.fixture(scope="module")

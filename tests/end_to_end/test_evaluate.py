@@ -311,6 +311,7 @@ def test_help_lists_every_option(cli):
         "checkpoint",
         "device",
         "no-trust",
+        "perturbations",
     ]
     options += ["model", "weights", "mean", "std", "data", "data-root"]
     for verb, expected in (("evaluate", options), ("compare", ["resamples", "seed"])):

@@ -2,6 +2,8 @@
 
 import csv
 import gzip
+import io
+import tarfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,3 +195,18 @@ def _table(path, frames, names, column, last, delimiter):
             _, height, width = frame.pixels.shape
             row = [width, height, 5, 5, width - 5, height - 5, frame.label]
             writer.writerow([*row, name] if last else [name, *row])
+
+
+def tar_shard(path, x, y, **more):
+    """Write images and labels as WebDataset does: KEY.png and KEY.cls; `more` are further members by name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    members = {name.replace("__", "."): content for name, content in more.items()}
+    for number, (image, label) in enumerate(zip(x, y, strict=True)):
+        picture = io.BytesIO()
+        Image.fromarray(image.transpose(1, 2, 0)).save(picture, "png")
+        members |= {f"{number:04d}.png": picture.getvalue(), f"{number:04d}.cls": str(label).encode()}
+    with tarfile.open(path, "w") as file:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))

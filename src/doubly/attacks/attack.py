@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -22,7 +22,45 @@ class Attack(Settings):
     checks_itself: ClassVar[tuple[str, ...]] = ("threat", "rule")
     stays_inside: ClassVar[bool] = True
     """whether delta lies in the threat's set; an attack that leaves it is for training only"""
+    may_leave: ClassVar[bool] = False
+    """whether delta may lie outside all the same, as other libraries' may; the image then counts as not broken"""
+    for_any_images: ClassVar[bool] = True
+    """whether it can attack any images, and not only those that it was computed for"""
     threat: Threat
+
+    @property
+    def short_name(self) -> str | None:
+        """The name of the attack in an evaluation that was given none; None: made from the name of its class."""
+        return None
+
+    @property
+    def finds_radius(self) -> bool:
+        """Whether it looks for the smallest perturbation of each image, whatever the radius of the threat."""
+        return False
+
+    def for_images(self, ids: Tensor, y: Tensor) -> "Attack":
+        """Return the attack on particular images, for one that was computed elsewhere; by default itself.
+
+        Args:
+            ids: Positions of the images in their dataset, (B,).
+            y: Their labels.
+
+        Raises:
+            UsageError: If it was computed for other images.
+        """
+        return self
+
+    def covers(self, ids: Tensor) -> Tensor | None:
+        """Return which images it attacks, (B,), by their positions in their dataset; None: all.
+
+        Raises:
+            UsageError: If it attacks none of them.
+        """
+        return None
+
+    def describe(self) -> dict[str, Any] | None:
+        """Return what the protocol of an evaluation says of it; None: its settings."""
+        return None
 
     @property
     def weakness(self) -> str | None:

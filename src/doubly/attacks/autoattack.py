@@ -23,12 +23,12 @@ Predict = Callable[[Tensor], Tensor]
 STANDARD: tuple[Part, ...] = ("apgd-ce", "apgd-t", "fab-t", "square")
 QUICK: tuple[Part, ...] = ("apgd-ce", "apgd-t")  # gradient attacks only: much faster, under another label
 ENSEMBLES: dict[str, tuple[Part, ...]] = {"autoattack": STANDARD, "quick": QUICK}  # by the name in an evaluation
-NORMS = ("Linf", "L2")  # that the reference supports here
+NORMS = ("Linf", "L2", "L1")  # that the reference supports here
 
 
 @dataclass(frozen=True)
 class AutoAttack(Settings):
-    """The standard ensemble of four attacks within an l-infinity or l2 ball.
+    """The standard ensemble of four attacks within an l-infinity, l2 or l1 ball.
 
     Raises:
         UsageError: If the norm is not supported, the parts are unknown or repeated, or a number is below 1.
@@ -53,7 +53,7 @@ class AutoAttack(Settings):
         check_threat(self.threat, "AutoAttack")
         if self.threat.norm not in NORMS:
             raise UsageError(
-                f"AutoAttack knows l-infinity and l2 balls, got {type(self.threat).__name__}: use LinfBall or L2Ball"
+                f"AutoAttack knows l-infinity, l2 and l1 balls, got {type(self.threat).__name__}: use one of these"
             )
         if not isinstance(self.parts, tuple | list):
             raise UsageError(f"parts must be a tuple of {', '.join(STANDARD)}, got {self.parts!r:.40}")
@@ -111,10 +111,10 @@ class AutoAttack(Settings):
         Raises:
             UsageError: If Square would run on images smaller than 5 x 5 pixels in an l2 ball.
         """
-        if "square" in self.parts and self.threat.norm == "L2" and min(size) < 5:
+        if "square" in self.parts and self.threat.norm in ("L2", "L1") and min(size) < 5:
             raise UsageError(
-                f"Square within an l2 ball needs images of at least 5 x 5 pixels, got {size}: use quick, or an "
-                "l-infinity ball"
+                f"Square within an {self.threat.norm.lower()} ball needs images of at least 5 x 5 pixels, got {size}: "
+                "use quick, or an l-infinity ball"
             )
 
     def perturb(
@@ -153,15 +153,17 @@ class AutoAttack(Settings):
             "device": device,
         }
         targets = min(self.targets, classes - 1)
+        # In l1 the reference starts APGD in larger balls, five times, and tries five targets.
+        large, restarts = (True, 5) if self.threat.norm == "L1" else (False, 1)
+        apgd: dict[str, Any] = {"n_iter": self.iterations, "eot_iter": 1, "rho": 0.75, "use_largereps": large, **common}
         if part == "apgd-ce":
-            return APGDAttack(predict, n_iter=self.iterations, eot_iter=1, rho=0.75, logger=logger, **common)
+            return APGDAttack(predict, n_restarts=restarts, logger=logger, **apgd)
         if part == "square":
             return SquareAttack(predict, n_queries=self.queries, p_init=0.8, resc_schedule=False, **common)
         if part == "fab-t":
             return FABAttack_PT(predict, n_iter=self.iterations, targeted=True, n_target_classes=targets, **common)
-        attack = APGDAttack_targeted(
-            predict, n_iter=self.iterations, eot_iter=1, rho=0.75, n_target_classes=targets, logger=logger, **common
-        )
+        targets = min(targets, 5) if large else targets
+        attack = APGDAttack_targeted(predict, n_target_classes=targets, logger=logger, **apgd)
         if classes <= 3:
             attack.dlr_loss_targeted = lambda logits, y: _loss_for_few_classes(logits, y, attack.y_target)
         return attack

@@ -21,6 +21,7 @@ from doubly.bilevel.step_rules import (
     MomentumStep,
     NormalizedStep,
     SignStep,
+    SparseStep,
     StepRule,
 )
 from doubly.bilevel.threshold import ChiSquare, CVaR, MeanVariance
@@ -30,6 +31,7 @@ STEP_RULES: dict[str, type] = {
     "momentum": MomentumStep,
     "normalized": NormalizedStep,
     "sign": SignStep,
+    "sparse": SparseStep,
     "adam": AdamStep,
     "barrier": BarrierStep,
     "first_then": FirstThen,
@@ -71,6 +73,7 @@ __all__ = [
     "Solution",
     "Solver",
     "SolverWarning",
+    "SparseStep",
     "Step",
     "StepRule",
     "Terms",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from doubly.bilevel.arguments import Checked
-from doubly.bilevel.constraints import Constraint
+from doubly.bilevel.constraints import Constraint, CrossPolytope
 from doubly.bilevel.rows import norms, per_row
 
 State = dict[str, Tensor]  # what a rule remembers from step to step
@@ -153,6 +153,34 @@ class NormalizedStep(SizedStep):
         """Return the increment of delta and the new state; see `StepRule.step`."""
         lengths = norms(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
         return -self.size * gradient / per_row(lengths, gradient), state
+
+
+@dataclass(frozen=True)
+class SparseStep(SizedStep):
+    """Step of fixed l1 length along the coordinates of the largest gradients of each sample.
+
+    From the second step on, coordinates that a bound of the set holds are passed over.
+    """
+
+    size: float = 1.0
+    """l1 length of a step"""
+    share: float = 0.01
+    """share of the coordinates that move, at least one; the steepest step in l1 moves one alone"""
+
+    rests_without_gradient: ClassVar[bool] = True
+    norm: ClassVar[str | None] = "L1"
+
+    def step(self, gradient: Tensor, delta: Tensor, constraint: Constraint, state: State) -> tuple[Tensor, State]:
+        """Return the increment of delta and the new state; see `StepRule.step`."""
+        if state and isinstance(constraint, CrossPolytope):  # coordinates at a bound would take the length for nothing
+            ahead = constraint.box.project(delta - self.size * gradient.sign())
+            gradient = torch.where(ahead == delta, 0, gradient)
+        rows = gradient.flatten(1)
+        count = max(1, int(self.share * rows.shape[1]))
+        largest = rows.abs().topk(count, dim=1).indices
+        signs = torch.zeros_like(rows).scatter(1, largest, rows.gather(1, largest).sign())
+        moved = signs.abs().sum(1, keepdim=True).clamp_min(1)
+        return (-self.size * signs / moved).view_as(gradient), {"started": torch.ones(())}
 
 
 @dataclass(frozen=True)

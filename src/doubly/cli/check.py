@@ -36,7 +36,7 @@ class CheckOptions(NetworkOptions):
     --set FIELD=JSON changes a field of the dataset, as in --set size=32."""
 
     network: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NETWORK")] = ""
-    """package.module:function that builds your network, or a run directory"""
+    """package.module:function that builds your network, hf:NAME or another library's, or a run directory"""
     data: Annotated[str | None, tyro.conf.arg(metavar="DATA", help_behavior_hint="(default: the data of the run)")] = (
         None
     )

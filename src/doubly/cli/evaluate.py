@@ -30,9 +30,9 @@ intervals, and checks of whether the numbers can be trusted. Writes evaluation.j
 and gallery.npz.""",
     {
         "what to evaluate": "checkpoint model weights mean std data data-root set trust-code",
-        "perturbations and attacks": "epsilon norm attacks autoattack quick seed",
+        "perturbations and attacks": "epsilon norm attacks perturbations autoattack quick seed",
         "which images": "images skip-images autoattack-images",
-        "what is computed": "no-trust tail-share curve-images save-examples max-examples",
+        "what is computed": "no-trust tail-share curve-images corruptions save-examples max-examples",
         "the run": "output device jobs",
     },
     (Flag("--set", "FIELD=JSON", "change a field of the dataset, as in --set batches=2", ""),),
@@ -54,7 +54,10 @@ class EvaluateOptions(NetworkOptions):
     """settings"""
     attacks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…")] = ("pgd", "margin")
     """names from `doubly list attacks`; pgd: 20 steps on the cross-entropy; margin: the same on the logit margin;
-    strong: short targeted attempts, nearly as strong as AutoAttack (RA-strong)"""
+    strong: short targeted attempts, nearly as strong as AutoAttack (RA-strong); foolbox:NAME, torchattacks:NAME and
+    advlib:NAME are attacks of these libraries, with options as in foolbox:LinfFMNAttack,steps=50"""
+    perturbations: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """attacked images `x` or perturbations `delta` found elsewhere, .npz: checked against the threat and scored"""
     autoattack: bool = False
     """also run AutoAttack (RA-AA); takes hours on large networks, and resumes where it was stopped"""
     quick: bool = False
@@ -168,18 +171,20 @@ def print_other_threat(options: EvaluateOptions, directory: Path, out: Console) 
 def _evaluate_directory(options: EvaluateOptions, directory: Path, callback: Callback) -> tuple["EvalResult", Path]:
     """Evaluate the network of a run directory; returns the result and the folder of its files."""
     from doubly.checkpoints.load import load_run
+    from doubly.cli.attacks import select_named_attacks
     from doubly.cli.sources import select_architecture, select_threat
     from doubly.evaluation.api import evaluate_run
 
     run = load_run(directory)
     trained_threat = run.validation.attack.threat
     threat = select_threat(options.norm, options.epsilon, trained_threat)
+    attacks = select_named_attacks(options.attack_names, threat, options.perturbations)
     result = evaluate_run(
         directory,
         checkpoint=options.checkpoint,
         architecture=select_architecture(options.model, run, options.trust_code, options.mean, options.std),
         device=options.device,
-        attacks=options.attack_names,
+        attacks=attacks,
         threat=None if threat == trained_threat else threat,
         root=options.data_root,
         config=options.config,
@@ -190,6 +195,7 @@ def _evaluate_directory(options: EvaluateOptions, directory: Path, callback: Cal
 
 def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Callback) -> tuple["EvalResult", Path]:
     """Evaluate a network of the user's own; returns the result and the folder of its files."""
+    from doubly.cli.attacks import select_named_attacks
     from doubly.cli.network import build_network, describe_network
     from doubly.cli.sources import run_for_source, select_threat, source_folder_name
     from doubly.config.device import select_device
@@ -204,12 +210,13 @@ def _evaluate_network(options: EvaluateOptions, changes: list[str], callback: Ca
         run = run_for_source(options.data, options.data_root, changes)
         splits = load_splits_once(run.data, communicator)
         test = splits.test
-        model, warning = build_network(options, test.x.shape[1], len(test.classes))
+        model, warning = build_network(options, test.x.shape[1], len(test.classes), test.classes, callback.on_message)
         model.to(select_device(options.device, communicator))
         about = describe_network(options, options.data) | {"split": "test"}
         notes = [note for note in (warning, splits.note) if note]
         about |= {"note": "; ".join(notes)} if notes else {}
         settings = {**asdict(options.config), "output": folder}
         threat = select_threat(options.norm, options.epsilon, None)
-        result = evaluate(model, test, threat, options.attack_names, callbacks=[callback], about=about, **settings)
+        attacks = select_named_attacks(options.attack_names, threat, options.perturbations)
+        result = evaluate(model, test, threat, attacks, callbacks=[callback], about=about, **settings)
         return result, folder

@@ -33,7 +33,7 @@ class NetworkOptions:
         str | None,
         tyro.conf.arg(metavar="NAME", aliases=["--threat"], help_behavior_hint="(default: that of the run, or linf)"),
     ] = None
-    """norm of the perturbations: linf, l2, or another name from `doubly list kinds threat`"""
+    """norm of the perturbations: linf, l2, l1, or another name from `doubly list kinds threat`"""
     epsilon: Annotated[
         str | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="(default: that of the run, or of the norm)")
     ] = None
@@ -45,7 +45,8 @@ class NetworkOptions:
     model: Annotated[
         str | None, tyro.conf.arg(metavar="M:F", help_behavior_hint="(default: the network of the run)")
     ] = None
-    """package.module:function that builds your network"""
+    """package.module:function that builds your network, or hf:ORG/NAME, hf:./folder, timm:NAME, torchvision:NAME,
+    robustbench:NAME"""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
         None
     )

@@ -89,19 +89,21 @@ def repair(arguments: list[str], out: Console, err: Console) -> int:
 
 def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> tuple["RepairResult", Path]:
     from doubly.checkpoints.load import load_run
+    from doubly.cli.attacks import select_named_attacks
     from doubly.cli.sources import select_architecture, select_threat
     from doubly.offsets.api import repair_run
 
     run = load_run(directory)
     folder = options.output or directory.with_name(f"{directory.resolve().name}-repaired")
+    threat = select_threat(options.norm, options.epsilon, run.validation.attack.threat)
     result = repair_run(
         directory,
         folder,
         checkpoint=options.checkpoint,
         architecture=select_architecture(options.model, run, options.trust_code, options.mean, options.std),
         device=options.device,
-        threat=select_threat(options.norm, options.epsilon, run.validation.attack.threat),
-        attacks=options.attacks,
+        threat=threat,
+        attacks=select_named_attacks(options.attacks, threat),
         root=options.data_root,
         config=options.config,
         callbacks=[callback],
@@ -110,6 +112,7 @@ def _repair_run(options: RepairOptions, directory: Path, callback: Callback) -> 
 
 
 def _repair_network(options: RepairOptions, changes: list[str], callback: Callback) -> tuple["RepairResult", Path]:
+    from doubly.cli.attacks import select_named_attacks
     from doubly.cli.network import build_network, describe_network
     from doubly.cli.sources import run_for_source, select_threat, source_folder_name
     from doubly.config.device import select_device
@@ -125,15 +128,18 @@ def _repair_network(options: RepairOptions, changes: list[str], callback: Callba
     held_out, splits, notes = held_out_images(run.data, trained_here=False)
     for note in notes:
         callback.on_message(note)
-    model, warning = build_network(options, held_out.x.shape[1], len(held_out.classes))
+    model, warning = build_network(
+        options, held_out.x.shape[1], len(held_out.classes), held_out.classes, callback.on_message
+    )
     if warning:
         callback.on_message(warning)
+    threat = select_threat(options.norm, options.epsilon, None)
     result = repair_network(
         model.to(select_device(options.device, SINGLE_PROCESS)),
         held_out,
-        select_threat(options.norm, options.epsilon, None),
+        threat,
         test=splits.test,
-        attacks=options.attacks,
+        attacks=select_named_attacks(options.attacks, threat),
         output=folder,
         callbacks=[callback],
         about=describe_network(options, options.data) | {"command": command_line()},

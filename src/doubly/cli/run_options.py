@@ -42,7 +42,8 @@ class RunOptions:
         str | None,
         tyro.conf.arg(name="model", metavar="M:F", help_behavior_hint="(default: the network of the recipe)"),
     ] = None
-    """package.module:function that returns your own network"""
+    """package.module:function that returns your own network, or hf:ORG/NAME, hf:./folder, timm:NAME, torchvision:NAME,
+    robustbench:NAME"""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
         None
     )

@@ -10,7 +10,8 @@ from doubly.config import Data, Run
 from doubly.config.hugging_face import HuggingFace, is_hugging_face
 from doubly.config.serialize import KINDS, suggestion, trust_code, with_change
 from doubly.config.user_code import UserModel
-from doubly.data import DATASETS, Arrays, DataSource, ImageFolder
+from doubly.data import DATASETS, Arrays, DataSource, ImageFolder, TarShards
+from doubly.data.sources.tar_shards import is_shards
 from doubly.errors import UsageError
 from doubly.methods import Standard
 from doubly.models import Model, SmallCNN
@@ -75,6 +76,8 @@ def source_of(name: str, root: str | None) -> DataSource:
     if name in DATASETS:
         source: DataSource = DATASETS[name]()
         return source
+    if is_shards(path, name):
+        return TarShards(name)
     if path.is_dir():
         return HuggingFace(name) if is_hugging_face(path) else ImageFolder(name)
     if path.is_file():
@@ -168,5 +171,5 @@ def source_folder_name(model: str, weights: str | None, mean: Sequence[float] = 
     path = Path(weights).resolve() if weights else ""
     normalization = f" {tuple(mean)} {tuple(std)}" if mean or std else ""
     digest = hashlib.sha256(f"{model} {path}{normalization}".encode()).hexdigest()[:6]
-    name = Path(weights).stem if weights else model.replace(":", "-")
+    name = Path(weights).stem if weights else re.sub(r"[^\w-]*[^\w.-]+[^\w-]*", "-", model)
     return f"{name}-{digest}"

@@ -50,11 +50,25 @@ def print_evaluation(result: "EvalResult", title: str, out: Console) -> None:
             *settings["substitutions"],
         ]
         print_line(out, "; ".join(parts))
+    for attack, found in summary.get("minimum_norm", {}).items():
+        print_line(out, f"median radius under {attack}: {_medians(found)}")
     if result.curve:
         values = (f"{format_percent(point['accuracy'])} at {point['epsilon']:.3g}" for point in result.curve["points"])
-        print_line(out, f"% under PGD by radius, n = {result.curve['n']}: {', '.join(values)}")
+        print_line(
+            out, f"% under {result.curve.get('name', 'PGD')} by radius, n = {result.curve['n']}: {', '.join(values)}"
+        )
+    if result.corruptions:
+        out.print(_corruptions(result.corruptions))
     if result.trust:
         out.print(_checks(result.trust))
+
+
+def _medians(found: Mapping[str, Any]) -> str:
+    """Return the median radius of all images and of each class, smallest first."""
+    known = {name: value for name, value in found["per_class"].items() if value is not None}
+    classes = ", ".join(f"{name} {known[name]:.3g}" for name in sorted(known, key=lambda name: known[name]))
+    average = "none, most images were not broken" if found["median"] is None else f"{found['median']:.3g}"
+    return f"{average}; by class {classes}" if classes else average
 
 
 def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) -> Table:
@@ -77,6 +91,21 @@ def _accuracies(result: "EvalResult", summary: Mapping[str, Any], title: str) ->
     cells = [_cell(result.worst(attack)[1], intervals[f"worst_{keys[attack]}"]) for attack in result.attacks]
     table.add_row("worst class", "", "", *cells)
     return table
+
+
+def _corruptions(found: Mapping[str, Any]) -> Table:
+    """Return the accuracy under each corruption and severity, with the tail over the classes."""
+    table = _table(f"corruptions, n = {found['n']} of each severity, %", "", "1", "2", "3", "4", "5", "mean", "tail")
+    for name, part in found["corruptions"].items():
+        cells = [_percent(value) for value in (*part["severities"], part["accuracy"], part["tail"])]
+        table.add_row(escape_terminal(name), *cells)
+    table.add_section()
+    table.add_row("all", *[""] * 5, _percent(found["accuracy"]), _percent(found["tail"]), style="bold")
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else format_percent(value)
 
 
 def _count(attack: str, result: "EvalResult") -> str:

@@ -54,6 +54,7 @@ def _train(options: "TrainOptions", out: Console) -> int:
     from doubly.cli.loggers import logger_factories
     from doubly.cli.progress import terminal_progress
     from doubly.config.threats import describe_threats
+    from doubly.config.user_code import is_library_model
     from doubly.jobs.signals import stop_on_signals
     from doubly.rundir import RunDir
     from doubly.training.loop import train_run
@@ -65,6 +66,10 @@ def _train(options: "TrainOptions", out: Console) -> int:
             logger.say = lines.on_message
         threats = describe_threats(run)
         lines.on_message(f"{run.name}, seed {run.seed}, {run.epochs} epochs, {threats} -> {output}")
+        if is_library_model(run.model.named_code):
+            from doubly.bridges.models import find_model
+
+            lines.on_message(find_model(str(run.model.named_code)).sentence)
         if options.note:
             lines.on_message(options.note)
         if options.resume and not find_checkpoint(RunDir(output).checkpoints, "last"):

@@ -18,13 +18,15 @@ from doubly.models.adapt import AdaptedModel, normalization
 from doubly.models.shifted import ShiftedLogits
 from doubly.models.weights import load_weights
 
+MODEL_LIBRARIES = ("hf", "timm", "torchvision", "robustbench")  # --model LIBRARY:NAME, of doubly.bridges.models
+
 
 @dataclass(frozen=True)
 class UserModel(Model):
     """A function that returns an nn.Module for images in [0, 1], or for normalized ones, and weights to begin from."""
 
     function: str = "package.module:function"
-    """where the function is; it is called with classes=… if it takes that"""
+    """where the function is; it is called with classes=… if it takes that; or LIBRARY:NAME, such as hf:ORG/NAME"""
     weights: str | None = None
     """safetensors file, or a state dict saved by torch (read weights-only)"""
     mean: tuple[float, ...] | None = None
@@ -45,6 +47,8 @@ class UserModel(Model):
         return self.function
 
     def build(self, channels: int, classes: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        if is_library_model(self.function):
+            return self._library_model(channels, classes)
         function = import_function(self.function)
         try:
             signature = inspect.signature(function)
@@ -65,10 +69,20 @@ class UserModel(Model):
             raise UsageError(
                 f"--model {self.function} must return an nn.Module, got {type(model).__name__}: return the network"
             )
+        saved = None if self.weights is None else load_weights(model, Path(self.weights))
+        statistics = normalization(self.mean, self.std, channels)
+        if statistics is None and saved is not None:  # a checkpoint of robustness, whose wrapper normalizes
+            statistics = normalization(*saved, channels)
+        return model if statistics is None else AdaptedModel(model, *statistics)
+
+    def _library_model(self, channels: int, classes: int) -> nn.Module:
+        """Return a model of another library; the bridges are above this package, and only loaded when asked for."""
+        statistics = normalization(self.mean, self.std, channels) or (None, None)
+        bridge = importlib.import_module("doubly.bridges.models")
+        model: nn.Module = bridge.build_model(self.function, channels, classes, *statistics)
         if self.weights is not None:
             load_weights(model, Path(self.weights))
-        statistics = normalization(self.mean, self.std, channels)
-        return model if statistics is None else AdaptedModel(model, *statistics)
+        return model
 
     def without_initial_weights(self) -> "UserModel":
         return replace(self, weights=None)
@@ -89,6 +103,12 @@ class UntrustedModel(UserModel):
             f"the configuration names code, {self.function!r:.80}, which is not run because a file asks for it: if you "
             f"trust it, add --model {self.function:.80} or --trust-code (in Python architecture=UserModel(…))"
         )
+
+
+def is_library_model(name: str | None) -> bool:
+    """Return whether --model names a model of another library, such as hf:ORG/NAME."""
+    library, colon, rest = (name or "").partition(":")
+    return library in MODEL_LIBRARIES and bool(colon and rest)
 
 
 def import_function(name: str) -> Callable[..., Any]:

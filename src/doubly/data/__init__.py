@@ -18,6 +18,7 @@ from doubly.data.sources.gtsrb import GTSRB
 from doubly.data.sources.mnist import MNIST, FashionMNIST
 from doubly.data.sources.stl10 import STL10
 from doubly.data.sources.svhn import SVHN
+from doubly.data.sources.tar_shards import TarShards
 from doubly.data.splits import TrainSplit, load_splits, train_split
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "SelectedImages",
     "Splits",
     "StepImbalance",
+    "TarShards",
     "TrainSplit",
     "Unchanged",
     "as_images",
@@ -65,6 +67,7 @@ DATASETS: dict[str, type] = {
     "fashion_mnist": FashionMNIST,
     "folder": ImageFolder,
     "arrays": Arrays,
+    "tar": TarShards,
 }
 IMBALANCES: dict[str, type] = {
     "balanced": Balanced,

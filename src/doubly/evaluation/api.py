@@ -25,6 +25,7 @@ from doubly.evaluation.attacks import Attacks, reference_pgd, select_attacks, sh
 from doubly.evaluation.config import EvalConfig
 from doubly.evaluation.pipeline import run_evaluation
 from doubly.evaluation.result import EvalResult
+from doubly.evaluation.searches import failure_sentences
 from doubly.evaluation.task import EvalTask
 from doubly.metric_names import attack_metric
 from doubly.models import Model
@@ -95,7 +96,10 @@ def evaluate(
     for weakness in () if listeners else task.weaknesses:
         warnings.warn(weakness, stacklevel=2)
     with join_processes() as communicator, _callback_of_first_process(listeners, communicator) as callback:
-        return run_evaluation(task, communicator, callback)
+        result = run_evaluation(task, communicator, callback)
+    for sentence in () if listeners else failure_sentences(result):
+        warnings.warn(sentence, stacklevel=2)
+    return result
 
 
 def evaluate_run(
@@ -199,7 +203,9 @@ def _config(settings: Mapping[str, Any]) -> EvalConfig:
     names = [f.name for f in fields(EvalConfig)]
     if unknown := [name for name in settings if name not in names]:
         raise UsageError(f"evaluate has no setting '{unknown[0]}': it has {', '.join(names)}")
-    paths = {name: Path(settings[name]) for name in ("output", "state") if settings.get(name) is not None}
+    paths = {
+        name: Path(settings[name]) for name in ("output", "state", "corruptions") if settings.get(name) is not None
+    }
     return EvalConfig(**{**settings, **paths})
 
 

@@ -139,6 +139,8 @@ def _listed(attacks: Attacks) -> list[tuple[str | None, AnyAttack]]:
 
 
 def _describe(attack: Attack) -> Any:
+    if (described := attack.describe()) is not None:
+        return {**described, "threat": to_json(attack.threat)}
     try:
         if is_dataclass(attack):
             return json.loads(json.dumps(to_json(attack)))
@@ -180,14 +182,17 @@ def _leaves_threat(name: str) -> UsageError:
 
 
 def _check_name(name: str, selected: Mapping[str, Attack]) -> None:
-    fits = re.fullmatch(r"(?!after_)[a-z][a-z0-9_]*(?<!_losses)(?<!_margins)", str(name)) and "tail_30" not in name
+    fits = (
+        re.fullmatch(r"(?!after_)[a-z][a-z0-9_]*(?<!_losses)(?<!_margins)(?<!_radii)", str(name))
+        and "tail_30" not in name
+    )
     if not fits or name in (*RESERVED, *ENSEMBLES, *selected):
         raise UsageError(f"'{name}' cannot name an attack: use a new name of small letters, digits and _")
 
 
 def _name_of(attack: Attack, selected: Mapping[str, Attack]) -> str:
     listed = {kind: name for name, kind in ATTACKS.items()}
-    name = listed.get(type(attack), type(_shown(attack)).__name__.lower())
+    name = attack.short_name or listed.get(type(attack), type(_shown(attack)).__name__.lower())
     if isinstance(attack, PGD) and attack.loss == LogitMargin():
         name = "margin"
     name = name if name.isidentifier() and name.isascii() else "attack"

@@ -72,6 +72,9 @@ class EvalConfig(Settings):
     accuracy_only: bool = False
     """attack an image only until it is misclassified, in half of the time or less: for accuracies, not for losses and
     weights under attack; accuracy under PGD is then at most that after its last step"""
+    corruptions: Path | None = None
+    """folder of corrupted test images as CIFAR-10-C has them, labels.npy and fog.npy, …: accuracy of each corruption
+    and severity, and of the weakest classes; `images` is then of each severity"""
     save_examples: Format | None = None
     """write attacked images into the output: png in whole gray levels, npz exactly"""
     max_examples: int = 100

@@ -47,6 +47,7 @@ def write_result(result: EvalResult, folder: Path, extra: Mapping[str, Any]) -> 
     arrays |= result.predictions
     arrays |= {f"{name}_losses": values for name, values in result.losses.items()}
     arrays |= {f"{name}_margins": values for name, values in result.margins.items()}
+    arrays |= {f"{name}_radii": values for name, values in result.radii.items()}
     arrays |= {f"after_{name}": values for name, values in result.robust_after.items()}
     if "pgd" in result.losses and result.weights_r:
         arrays["weights"] = np.stack([result.weights(r, result.weights_normalize).weights for r in result.weights_r])
@@ -88,7 +89,7 @@ def _check_arrays(arrays: Mapping[str, Any], classes: int) -> None:
     """Refuse arrays that are not labels, predictions and numbers of the same samples."""
     n = len(arrays["y"])
     for name, values in arrays.items():
-        is_label = name in ("y", "ids", "clean") or not name.endswith(("_losses", "_margins"))
+        is_label = name in ("y", "ids", "clean") or not name.endswith(("_losses", "_margins", "_radii"))
         kinds = "b" if name.startswith("after_") else "iu" if is_label and name != "weights" else "f"
         if values.dtype.kind not in kinds or values.shape[-1:] != (n,) or values.ndim != 1 + (name == "weights"):
             raise ValueError(f"{name} is of {values.dtype} and shape {values.shape}")
@@ -99,7 +100,7 @@ def _check_arrays(arrays: Mapping[str, Any], classes: int) -> None:
 def _check_summary(summary: Mapping[str, Any]) -> None:
     """Refuse fields of another type than `summarize` writes."""
     tail, weights = summary.get("tail", {}), summary.get("weights", [])
-    for name in ("per_class", "protocol", "tail", "autoattack", "examples", "trust", "curve"):
+    for name in ("per_class", "protocol", "tail", "autoattack", "examples", "trust", "curve", "corruptions"):
         if not isinstance(summary.get(name, {}), dict):
             raise ValueError(f"{name} is {summary[name]!r:.40}")
     if not is_share(tail.get("share", 0.3)) or tail.get("rounding", "round") not in ROUNDINGS:
@@ -115,6 +116,7 @@ def _assembled(summary: Mapping[str, Any], arrays: dict[str, Any]) -> EvalResult
     _check_summary(summary)
     _check_arrays(arrays, len(summary["per_class"]))
     losses, margins = _pop_suffix(arrays, "_losses"), _pop_suffix(arrays, "_margins")
+    radii = _pop_suffix(arrays, "_radii")
     arrays.pop("weights", None)
     after = {name.removeprefix("after_"): arrays.pop(name) for name in list(arrays) if name.startswith("after_")}
     tail, weights = summary.get("tail", {}), summary.get("weights", [])
@@ -135,6 +137,8 @@ def _assembled(summary: Mapping[str, Any], arrays: dict[str, Any]) -> EvalResult
         weights_normalize=weights[0]["normalize"] if weights else "batch",
         margins=margins,
         curve=summary.get("curve", {}),
+        radii=radii,
+        corruptions=summary.get("corruptions", {}),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from doubly.errors import UsageError
 from doubly.evaluation import trust
 from doubly.evaluation.attacks import describe_attacks, reference_pgd, stopping_attacks
 from doubly.evaluation.autoattack.step import check_autoattack, run_autoattack, with_earlier_autoattack
+from doubly.evaluation.corruptions import corruption_accuracies, open_corruptions
 from doubly.evaluation.examples import AttackedImages, check_format, save_examples
 from doubly.evaluation.gallery import Gallery
 from doubly.evaluation.io import check_folder, write_gallery
@@ -25,6 +27,7 @@ from doubly.evaluation.network import RANDOM_WEIGHTS, check_network, model_sha25
 from doubly.evaluation.predict import Predictions, predict
 from doubly.evaluation.radius_curve import curve_attack, radius_curve
 from doubly.evaluation.result import EvalResult
+from doubly.evaluation.searches import curve_of_radii, failure_sentences
 from doubly.evaluation.task import EvalTask, Resources, select_images
 from doubly.rundir import RunDir
 
@@ -65,6 +68,10 @@ def run_evaluation(task: EvalTask, communicator: Communicator, callback: Callbac
         result = replace(result, trust=_trust(task, result, sample, differences, resources))
     if config.curve_images is not None:
         result = replace(result, curve=_radius_curve(task, config.curve_images, resources))
+    elif result.radii:
+        result = replace(result, curve=curve_of_radii(result, task.attacks.attacks, task.threat))
+    if config.corruptions is not None:
+        result = replace(result, corruptions=_corruptions(task, config.corruptions, resources))
     if ensemble is not None:
         _write(task, result, gallery, communicator, existed, overwrite=False)  # AutoAttack may take hours
         result, broken = run_autoattack(task, ensemble, result, resources)
@@ -105,6 +112,8 @@ def _check(task: EvalTask, sample: Images, resources: Resources) -> dict[str, fl
         if config.output is None:
             raise UsageError("attacked images need a folder to be saved in: give an output")
         check_format(config.save_examples, task.images.x.shape[1])
+    if config.corruptions is not None:
+        open_corruptions(config.corruptions, task.images)
     if config.curve_images is not None:
         curve_attack(task.attacks.attacks, task.threat)
     x = sample.pixels(slice(None))
@@ -130,8 +139,11 @@ def _attack(task: EvalTask, gallery: Gallery, resources: Resources) -> tuple[Eva
         on_images=lambda done: resources.callback.on_images(done, len(images)),
     )
     result = _result(task, images, predictions)
+    for sentence in failure_sentences(result):
+        resources.callback.on_message(sentence)
     if task.validation is not None:
-        validation = _predict(task, resources, task.validation, attacks)
+        general = {name: attack for name, attack in attacks.items() if attack.for_any_images}
+        validation = _predict(task, resources, task.validation, general)
         result = replace(result, validation=_result(task, task.validation, validation))
     if keep is None:
         return result, []
@@ -176,6 +188,7 @@ def _result(task: EvalTask, images: Images, predictions: Predictions) -> EvalRes
         weights_r=config.weights_r,
         weights_normalize=config.weights_normalize,
         margins=predictions.margins,
+        radii=predictions.radii,
     )
 
 
@@ -193,6 +206,14 @@ def _trust(
 def _radius_curve(task: EvalTask, count: int, resources: Resources) -> dict[str, Any]:
     pgd, images = curve_attack(task.attacks.attacks, task.threat), select_images(task.images, count)
     return radius_curve(task.model, images, pgd, task.config, resources.communicator, resources.limit)
+
+
+def _corruptions(task: EvalTask, folder: Path, resources: Resources) -> dict[str, Any]:
+    corrupted = open_corruptions(folder, task.images)
+    with eval_mode(task.model):
+        return corruption_accuracies(
+            task.model, corrupted, task.images.classes, task.config, resources.communicator, resources.limit
+        )
 
 
 def _save_examples(task: EvalTask, examples: list[AttackedImages], resources: Resources) -> dict[str, Any]:

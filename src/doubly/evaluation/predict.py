@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from doubly.errors import UsageError
 from doubly.evaluation.memory import MicrobatchLimit
 from doubly.evaluation.metrics import Floats, Ints
 from doubly.evaluation.network import is_decided
+from doubly.evaluation.searches import settle
 from doubly.losses import CrossEntropy, LogitMargin
 from doubly.seeding import BatchGenerator, Rows, generator
 from doubly.threat import is_image, is_inside
 
+NOT_ATTACKED = -1  # prediction of a sample that an attack was not run on
 # attack, position of the first image, losses, attacked images, labels of those that it turns from right to wrong
 OnChunk = Callable[[str, int, Tensor, Tensor, Tensor], None]
 
@@ -49,10 +51,12 @@ class Predictions:
     checked: int = 0  # attacked images
     outside: int = 0  # of these, outside the threat or the image range
     changed: int = 0  # of these, predicted otherwise in another batch
+    radii: dict[str, Floats] = field(default_factory=dict)  # of attacks that look for the smallest perturbation
+    failed: dict[str, int] = field(default_factory=dict)  # images that another library's attack moved out of the threat
     largest: float | None = None  # |delta| / epsilon
 
     @property
-    def examples(self) -> dict[str, float | None]:
+    def examples(self) -> dict[str, Any]:
         """The check of the attacked images, as evaluation.json keeps it."""
         return {
             "n": self.checked,
@@ -60,6 +64,7 @@ class Predictions:
             "outside": self.outside,
             "changed": self.changed,
             "largest": self.largest,
+            **({"failed": self.failed} if self.failed else {}),
         }
 
 
@@ -107,10 +112,12 @@ def predict(
     predictor = Predictor(model, images, attacks, seed, wants_images, limit or MicrobatchLimit(), communicator)
     scores: dict[str, list[SampleScores]] = {name: [] for name in ("clean", *attacks)}
     attacked_chunks: dict[str, list[Tensor]] = {name: [] for name in attacks if keep is not None}
+    searches: list[Tensor] = []
     with eval_mode(model):
         for index, start in enumerate(range(0, len(images), chunk_size)):
             end = min(start + chunk_size, len(images))
-            y, (logits, attacked) = images.y[start:end].cpu(), predictor.predict_chunk(index, start, end)
+            y, (logits, attacked, search) = images.y[start:end].cpu(), predictor.predict_chunk(index, start, end)
+            searches.append(search)
             scores["clean"].append(_scores(logits[0], y))
             for k, name in enumerate(attacks):
                 first, again = logits[1 + 2 * k : 3 + 2 * k]
@@ -129,6 +136,13 @@ def predict(
         result.classes[name] = classes
         result.losses[name], result.margins[name] = losses.astype(np.float64), margins.astype(np.float64)
     result.attacked = {name: torch.cat(rows) for name, rows in attacked_chunks.items()}
+    for name, radii, failed in zip(attacks, *torch.cat(searches).permute(2, 1, 0), strict=True):
+        if (covered := attacks[name].covers(images.ids)) is not None:
+            result.classes[name][~covered.cpu().numpy()] = NOT_ATTACKED
+        if attacks[name].finds_radius:
+            result.radii[name] = radii.numpy()
+        if failed.any():
+            result.failed[name] = int(failed.sum())
     return result
 
 
@@ -137,6 +151,7 @@ class _Microbatch(NamedTuple):
 
     logits: Tensor  # (B, 1 + 2 * attacks, classes): clean, and of each attack its images, twice in different batches
     attacked: tuple[Tensor, ...]  # images of each attack, (B, ...); none if they are not kept
+    search: Tensor  # (B, attacks, 2): the radius that each attack found, and whether it left the threat
 
 
 class Predictor:
@@ -157,8 +172,8 @@ class Predictor:
         self.outside = 0  # attacked images of this process outside the threat or the image range
         self.largest: float | None = None  # |delta| / epsilon, of this process
 
-    def predict_chunk(self, index: int, start: int, end: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """Return the logits of a chunk and its attacked images, as all processes together computed them."""
+    def predict_chunk(self, index: int, start: int, end: int) -> tuple[tuple[Tensor, ...], list[Tensor], Tensor]:
+        """Return logits, attacked images and radii of a chunk, as all processes together computed them."""
         first, last = self.communicator.share(end - start)
 
         def compute(low: int, high: int) -> _Microbatch:
@@ -173,16 +188,23 @@ class Predictor:
 
         microbatches = run_together(self.communicator, compute_share)
         attacked = [assembled(parts) for parts in zip(*(part.attacked for part in microbatches), strict=True)]
-        return assembled(part.logits for part in microbatches).unbind(1), attacked
+        search = torch.zeros(end - start, len(self.attacks), 2, dtype=torch.float64)
+        if any(attack.may_leave for attack in self.attacks.values()):
+            search = assembled(part.search for part in microbatches)
+        return assembled(part.logits for part in microbatches).unbind(1), attacked, search
 
     def _microbatch(self, index: int, positions: slice, rows: Rows) -> _Microbatch:
         device = model_device(self.model)
         x, y = self.images.pixels(positions).to(device), self.images.y[positions].to(device)
         logits, attacked = [self._logits(x, y).cpu()], []
-        for attack in self.attacks.values():
+        search = torch.zeros(len(y), len(self.attacks), 2, dtype=torch.float64)
+        for column, attack in enumerate(self.attacks.values()):
             # All attacks start at the same points: what differs between two of them is then the attack.
             draws = BatchGenerator(generator(self.seed, 0, index, "evaluation"), rows)
-            point = x + attack(self.model, x, y, draws)
+            point = x + attack.for_images(self.images.ids[positions], y)(self.model, x, y, draws)
+            if attack.may_leave:
+                outcome = settle(self.model, attack, x, y, point, logits[0].to(device))
+                point, search[:, column] = outcome.point, outcome.search.cpu()
             logits.append(self._logits(point, y).cpu())
             with torch.no_grad():
                 logits.append(self.model(point.flip(0)).flip(0).cpu())  # is it predicted alike in another batch?
@@ -190,14 +212,14 @@ class Predictor:
             length = float(attack.threat.length(point - x).max()) / attack.threat.radius
             self.largest = length if self.largest is None else max(self.largest, length)
             self.outside += int((~(is_image(point) & is_inside(attack.threat, point - x))).sum())
-        return _Microbatch(torch.stack(logits, 1), tuple(attacked))
+        return _Microbatch(torch.stack(logits, 1), tuple(attacked), search)
 
     def _empty(self, index: int, start: int) -> _Microbatch:
         """Return no rows, of the shapes that the other processes have, which one image tells."""
         outside, largest = self.outside, self.largest
         single = self._microbatch(index, slice(start, start + 1), Rows(0, 1))
         self.outside, self.largest = outside, largest
-        return _Microbatch(single.logits[:0], tuple(rows[:0] for rows in single.attacked))
+        return _Microbatch(single.logits[:0], tuple(rows[:0] for rows in single.attacked), single.search[:0])
 
     def _logits(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():

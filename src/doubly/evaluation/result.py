@@ -25,6 +25,7 @@ from doubly.evaluation.metrics import (
     tail,
     worst_class,
 )
+from doubly.evaluation.predict import NOT_ATTACKED
 from doubly.evaluation.weakest import Tail, Worst, named_tail, named_worst
 from doubly.evaluation.weights import KLWeights, Normalization
 from doubly.settings import Settings
@@ -32,7 +33,6 @@ from doubly.settings import Settings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NOT_ATTACKED = -1  # prediction of a sample that an attack was not run on
 ENSEMBLE_PREDICTIONS = ("autoattack", "apgd", "autoattack_in_part")  # names of AutoAttack's predictions
 
 
@@ -60,7 +60,10 @@ class EvalResult(Settings):
         weights_r: Temperatures of the KL weights that the summary shows.
         weights_normalize: Normalization of these weights.
         margins: Logit margins, clean and under each attack, (n,).
-        curve: Accuracy under PGD at several radii.
+        curve: Accuracy at several radii, under PGD or an attack that looks for the smallest perturbation.
+        radii: Length of the smallest perturbation that each such attack found, (n,): 0 where the clean image is
+            misclassified, infinite where none was found.
+        corruptions: Accuracies on corrupted images, by corruption and severity.
 
     Raises:
         UsageError: If there are no clean predictions, or not one prediction per label.
@@ -83,6 +86,8 @@ class EvalResult(Settings):
     weights_normalize: Normalization = "batch"
     margins: Mapping[str, Floats] = field(default_factory=dict)
     curve: Mapping[str, Any] = field(default_factory=dict)
+    radii: Mapping[str, Floats] = field(default_factory=dict)
+    corruptions: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "clean" not in self.predictions:

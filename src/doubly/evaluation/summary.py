@@ -7,6 +7,7 @@ import numpy as np
 from doubly.evaluation.intervals import wilson
 from doubly.evaluation.metrics import Floats, nan_to_none, per_class, tail
 from doubly.evaluation.result import EvalResult
+from doubly.evaluation.searches import describe_radii
 from doubly.metric_names import Metric, attack_metric, tail_metric, worst_class_metric
 
 SCHEMA = 2
@@ -80,8 +81,10 @@ def _optional_parts(result: EvalResult) -> dict[str, Any]:
         parts["weights"] = [entry.summary(result.names) for entry in weights]
     if result.autoattack or result.ensemble is not None:
         parts["autoattack"] = {**result.autoattack, **_autoattack_accuracies(result)}
-    for name, part in (("examples", result.examples), ("curve", result.curve), ("trust", result.trust)):
-        if part:
+    if result.radii:
+        parts["minimum_norm"] = {name: describe_radii(result, name) for name in result.radii}
+    for name in ("examples", "curve", "trust", "corruptions"):
+        if part := getattr(result, name):
             parts[name] = dict(part)
     return parts
 

@@ -8,7 +8,7 @@ from PIL import Image
 from doubly.data import ImageFolder
 from doubly.data.mapped_pixels import MappedPixels
 from doubly.data.sources.decoding import decode_image
-from doubly.data.sources.folder import _free_memory
+from doubly.data.sources.folder import free_memory
 from doubly.errors import UsageError
 
 BYTES = 3 * 5 * 6  # of one picture
@@ -119,15 +119,15 @@ def test_the_memory_allowed_decides_where_the_images_are(root, monkeypatch):
         splits = ImageFolder(memory=memory / 2**30).load(root)
         assert isinstance(splits.train.x, kind) and isinstance(splits.test.x, torch.Tensor)
     assert isinstance(ImageFolder(size=1, memory=24 * 3 / 2**30).load(root).train.x, torch.Tensor)
-    assert _free_memory() > 2**20
+    assert free_memory() > 2**20
     for free, kind in ((48 * BYTES, torch.Tensor), (48 * BYTES - 2, MappedPixels)):  # half of it, by default
-        monkeypatch.setattr("doubly.data.sources.folder._free_memory", lambda free=free: float(free))
+        monkeypatch.setattr("doubly.data.sources.folder.free_memory", lambda free=free: float(free))
         assert isinstance(ImageFolder().load(root).train.x, kind)
 
 
 def test_the_free_memory_is_guessed_where_the_system_does_not_tell(monkeypatch):
     monkeypatch.setattr("doubly.data.sources.folder.Path.read_text", lambda *arguments: "MemTotal: 1 kB")
-    assert _free_memory() == 4 * 2**30
+    assert free_memory() == 4 * 2**30
 
 
 def test_folders_that_are_no_dataset_are_refused(root, tmp_path, save, noise):

@@ -2,9 +2,10 @@
 
 from doubly.bilevel.constraints.ball import Ball
 from doubly.bilevel.constraints.box import Box
+from doubly.bilevel.constraints.cross_polytope import CrossPolytope
 from doubly.bilevel.constraints.face import Face
 from doubly.bilevel.constraints.protocol import Constraint
 from doubly.bilevel.constraints.simplex import Simplex
 from doubly.bilevel.constraints.whole_space import WholeSpace
 
-__all__ = ["Ball", "Box", "Constraint", "Face", "Simplex", "WholeSpace"]
+__all__ = ["Ball", "Box", "Constraint", "CrossPolytope", "Face", "Simplex", "WholeSpace"]

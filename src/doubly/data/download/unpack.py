@@ -113,14 +113,14 @@ class _Bounded:
 
 
 def _extract(archive: Path, staging: Path) -> None:
-    for name, source in _open_members(archive):
+    for name, source in open_members(archive):
         target = staging / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with source, target.open("wb") as file:
             shutil.copyfileobj(source, file, BLOCK)
 
 
-def _open_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+def open_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield the name and the content of each file."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as file:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,13 +21,14 @@ EXIF_ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # a tag, and its values for p
 Fit = Literal["crop", "stretch"]
 
 
-def decode_image(path: Path, size: int | None, fit: Fit) -> NDArray[np.uint8]:
+def decode_image(path: Path, size: int | None, fit: Fit, content: bytes | None = None) -> NDArray[np.uint8]:
     """Read an image file as RGB.
 
     Args:
         path: The file.
         size: Width and height of the result; None leaves the image as it is.
         fit: How it becomes square: `crop` cuts from the middle, `stretch` changes its proportions.
+        content: The bytes of the file, if they were read from elsewhere; `path` then names it in messages.
 
     Returns:
         Pixels (3, H, W).
@@ -37,7 +39,7 @@ def decode_image(path: Path, size: int | None, fit: Fit) -> NDArray[np.uint8]:
     from PIL import Image, ImageOps
 
     def read(path: Path) -> NDArray[np.uint8]:
-        with _open_image(path) as file:
+        with _open_image(path, content) as file:
             image = ImageOps.exif_transpose(file)
             image = (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
         if size is not None and image.size != (size, size):
@@ -67,12 +69,12 @@ def image_size(path: Path) -> tuple[int, int]:
     return size
 
 
-def _open_image(path: Path) -> "Image":
+def _open_image(path: Path, content: bytes | None = None) -> "Image":
     """Open the file without decoding it, and refuse one with too many bits or pixels."""
     from PIL import Image
 
     try:
-        file = Image.open(path)
+        file = Image.open(path if content is None else BytesIO(content))
     except Image.DecompressionBombError:
         raise UsageError(f"{path} has far too many pixels, and could fill the memory: shrink it") from None
     max_pixels = Image.MAX_IMAGE_PIXELS

@@ -75,7 +75,7 @@ class ImageFolder(Settings, DataSource):
         paths, y, classes = files
         shape = decode_image(paths[0], self.size, self.fit).shape
         chunks = decode_images(paths, self.size, self.fit)
-        if len(paths) * math.prod(shape) <= (_free_memory() / 2 if self.memory is None else self.memory * 2**30):
+        if len(paths) * math.prod(shape) <= (free_memory() / 2 if self.memory is None else self.memory * 2**30):
             x = torch.empty(len(paths), *shape, dtype=torch.uint8)
             filled = 0
             for chunk in chunks:
@@ -152,7 +152,7 @@ def _image_files(folder: Path) -> Iterator[Path]:
     )
 
 
-def _free_memory() -> float:
+def free_memory() -> float:
     """Return the bytes of memory that can be used without swapping, or a cautious guess where Linux does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()

@@ -15,7 +15,8 @@ from doubly.attacks.autoattack import Part, warnings_after
 from doubly.distributed import Communicator
 from doubly.evaluation.autoattack.state import ChunkState
 from doubly.evaluation.metrics import Bools, Ints, extended_names
-from doubly.evaluation.result import NOT_ATTACKED, EvalResult
+from doubly.evaluation.predict import NOT_ATTACKED
+from doubly.evaluation.result import EvalResult
 
 
 @dataclass(frozen=True)
