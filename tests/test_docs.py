@@ -44,7 +44,11 @@ def exists(name):
     for place, part in enumerate(parts, 1):
         module = f"{value.__name__}.{part}" if isinstance(value, ModuleType) else ""
         if module and hasattr(value, "__path__") and find_spec(module):
-            value = import_module(module)
+            try:
+                value = import_module(module)
+            except UsageError:  # a bridge to a library that is not installed: look for the name in its source
+                source = Path(find_spec(module).origin).read_text(encoding="utf-8")
+                return all(re.search(rf"^\s*(class|def) {name}\b", source, re.M) for name in parts[place:])
         elif hasattr(value, part):
             value = getattr(value, part)
         else:
