@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
+from doubly.errors import UsageError
 from doubly.methods import AT, DONE, Method
 from doubly.report.study import comparison_markdown, study_markdown
 from doubly.rundir import read_json

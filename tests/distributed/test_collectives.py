@@ -222,8 +222,9 @@ def check_exchanges(group):
     }
 
 
-def process(port, folder, rank, pipe):
+def process(port_pipe, folder, rank, pipe):
     """Join the others as torchrun would have it, and write the results to a pipe."""
+    port = int(os.read(port_pipe, 10))
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ.update({**address, "RANK": str(rank), "WORLD_SIZE": str(SIZE)})
     with join_processes() as group:
@@ -247,16 +248,20 @@ def process(port, folder, rank, pipe):
 def program():
     """Fork the processes; this one holds the store, as torchrun does."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    children = {}
+    children, ports = {}, []
     with TemporaryDirectory() as folder:
         for rank in range(SIZE):
-            reading, writing = os.pipe()
+            (reading, writing), (port_reading, port_writing) = os.pipe(), os.pipe()
             child = os.fork()
             if child == 0:
-                process(store.port, folder, rank, writing)
+                process(port_reading, folder, rank, writing)
             os.close(writing)
             children[child] = reading
+            ports.append(port_writing)
+        # Opened after the forks: a lock that a thread of the store holds would stay locked in a child for ever.
+        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        for pipe in ports:
+            os.write(pipe, str(store.port).encode())
         for reading in children.values():
             with os.fdopen(reading) as stream:
                 print(stream.read().strip())
