@@ -82,7 +82,7 @@ class PGD(Attack):
     @property
     def weakness(self) -> str | None:
         if self.steps == 0:
-            return f"{type(self).__name__} with 0 steps only adds noise, so accuracy under it is too high: take 10 steps"
+            return f"{type(self).__name__} with 0 steps only adds noise, so accuracy under it is too high: take more"
         if self.rule.norm != self.threat.norm:
             return None
         reach = self.steps * self.rule.sizes[0] / self.threat.radius
