@@ -128,14 +128,15 @@ def has_weak_classes(average: float, tail: float) -> bool:
     return tail < WEAK_SHARE * average
 
 
-def repair_advice(network: str, directory: str) -> str:
+def repair_advice(network: str, command: str, holdout: float) -> str:
     """Return what to try on a network with weak classes.
 
     Args:
         network: Its name in the sentence.
-        directory: Its run directory.
+        command: The command that repairs it.
+        holdout: Share of the training images that its run held out, without which it cannot be repaired.
     """
-    return (
-        f"The weakest classes of {network} are far below its average under attack: the first thing to try is "
-        f"`doubly repair {directory}`, which needs no training."
-    )
+    weak = f"The weakest classes of {network} are far below its average under attack: the first thing to try is "
+    if holdout == 0:
+        return f"{weak}`doubly repair`, which needs images held out: train with --data.holdout 0.1, then `{command}`."
+    return f"{weak}`{command}`, which needs no training."

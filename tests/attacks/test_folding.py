@@ -161,6 +161,33 @@ def test_weights_are_folded_as_they_are_and_modules_that_changed_are_seen():
     assert FoldedForward(Net(plain).train(), x).forwards == []  # batch statistics are no affine map
 
 
+def test_a_network_that_takes_another_way_than_when_it_was_traced_is_called_as_it_is():
+    torch.manual_seed(0)
+    x = torch.rand(5, 2, 6, 6)
+
+    def either(net, x):  # one batch norm for clean and one for attacked images, or none
+        x = net.conv(x)
+        return x if net.way == "none" else (net.norm if net.way == "clean" else net.other)(x)
+
+    def by_brightness(net, x):
+        return (net.norm if x.mean() < 1 else net.other)(net.conv(x))
+
+    for use in (either, by_brightness):
+        model = Net(use)
+        model.other, model.way = nn.BatchNorm2d(4), "clean"
+        train_statistics(model)
+        nn.init.normal_(model.other.running_mean)
+        model.eval()
+        forward = FoldedForward(model, x)
+        assert len(forward.forwards) == 2
+        for way, images in (("attacked", x), ("none", x), ("clean", x + 1), ("clean", x)):
+            model.way = way
+            with torch.no_grad():
+                assert torch.allclose(forward(images), model(images), atol=1e-6), (use, way)
+                assert torch.allclose(FoldedForward(model, x)(images), model(images), atol=1e-6), (use, way)
+        assert all("forward" not in vars(module) for module in model.modules())
+
+
 def test_a_folded_network_that_differs_is_not_used_and_says_so(monkeypatch):
     torch.manual_seed(0)
     x = torch.rand(5, 2, 6, 6)

@@ -307,10 +307,12 @@ def test_steps_that_cannot_cross_the_ball_are_mentioned_with_the_remedy(model, b
         (PGD(LinfBall(0.3), 10, AdamStep(0.01)), True),
         (PGD(LinfBall(0.3), 10, GradientStep(0.01)), False),  # its length is not its size
         (PGD(LinfBall(0.3), 1, SignStep(1.25 * 0.3)), False),  # Fast-AT's step
-        (PGD(LinfBall(0.3), 0), False),
+        (PGD(LinfBall(0.3), 0), True),
         *((make().method.attack, False) for make in RECIPES.values()),
         *((make().validation.attack, False) for make in RECIPES.values()),
     ]:
         assert attack is None or bool(attack.weakness) == weak, attack
     with pytest.warns(UserWarning, match="leave rule out"):
         evaluate(model, batch, attacks=[short], trust=False)
+    with pytest.warns(UserWarning, match="PGD with 0 steps only adds noise"):
+        evaluate(model, batch, attacks=[PGD(LinfBall(0.3), 0)], trust=False)

@@ -169,7 +169,7 @@ def test_the_classifier_is_robust_on_digits_and_fits_into_a_pipeline():
     assert (
         np.allclose(shares.sum(1), 1) and (classifier.classes_[shares.argmax(1)] == classifier.predict(X[1200:])).all()
     )
-    images = RobustClassifier(epochs=2, rescale=False).fit(IMAGES.numpy()[:400], Y[:400])
+    images = RobustClassifier(epochs=np.int64(2), rescale=False).fit(IMAGES.numpy()[:400], Y[:400])
     assert images.model_(IMAGES[:3]).shape == (3, 10)
     scores = cross_val_score(make_pipeline(StandardScaler(), RobustClassifier(epochs=5)), X[:300], Y[:300], cv=2)
     assert scores.min() > 0.5

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import shutil
 import sys
 import zipfile
 from dataclasses import replace
@@ -119,6 +120,19 @@ def test_a_dry_run_shows_the_folder_for_the_hub(run_dir, tmp_path):
     config = json.loads((tmp_path / "hub" / "config.json").read_text())
     assert config["image_size"] == [8, 8] and config["classes"][3] == "3" and config["run"]["epochs"] == 1
     assert hub._without_places({"data": {"root": "/home/me", "n": [1]}}) == {"data": {"root": None, "n": [1]}}
+
+
+def test_weights_are_not_uploaded_with_the_numbers_of_others(run_dir, tmp_path):
+    run = tmp_path / "run"
+    for measured in ({"protocol": {"checkpoint": "best"}}, {"epoch": 0}):
+        shutil.copytree(run_dir, run)
+        evaluation = read_run(run).evaluation
+        protocol = {**evaluation["protocol"], **measured.get("protocol", {})}
+        (run / "evaluation.json").write_text(json.dumps({**evaluation, **measured, "protocol": protocol}))
+        code, _, err = call("push", run, "--dry-run", "--output", tmp_path / "hub")
+        assert code == 2 and f"call doubly evaluate {run} --checkpoint last first" in err, err
+        assert not (tmp_path / "hub").exists()
+        shutil.rmtree(run)
 
 
 def test_what_cannot_be_exported_or_uploaded_is_one_sentence(run_dir, tmp_path, monkeypatch):

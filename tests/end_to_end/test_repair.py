@@ -62,6 +62,8 @@ def test_a_repaired_run_is_evaluated_compared_and_reported(cli, trained, tmp_pat
 
 def test_what_the_verbs_refuse(cli, tmp_path):
     assert cli("train", "digits.imbalanced.at", *SMALL.split(), "--output", "run")[0] == 0
+    code, out, _ = cli("evaluate", "run", "--no-trust", "--device", "cpu")  # its weakest classes are at 0 %
+    assert code == 0 and "images held out: train with --data.holdout 0.1" in out and "needs no training" not in out
     for words, message in [
         (["repair"], "give a run directory"),
         (["repair", "run"], "holds none out"),

@@ -1,5 +1,6 @@
 """Training from Python in one call."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +45,11 @@ def test_test_images_are_validated_on_and_a_directory_is_written(tiny, tmp_path,
     assert trained.metrics[-1]["validation"]["on"] == "test" and trained.directory == tmp_path
     again = train(tiny.model(), tiny.splits.train, adversarial, resume=True, **options)
     assert torch.equal(weights(trained.model), weights(again.model))
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(tiny, adversarial):
+    options = settings(tiny, epochs=np.int64(1), batch_size=np.int32(8))
+    assert len(train(tiny.model(), tiny.splits.train, adversarial, **options).metrics) == 1
 
 
 def test_refusals(tiny, adversarial):

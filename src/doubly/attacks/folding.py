@@ -49,6 +49,7 @@ class FoldedForward:
 
     A network that cannot be folded is called as it is. Which batch norm follows which layer is found when a network is
     seen for the first time or its modules have changed; then the folded network is compared with the network itself.
+    Each pass checks that every batch norm still takes the output of its layer.
     """
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
@@ -59,11 +60,18 @@ class FoldedForward:
             x: Images that it can be tried on.
         """
         self.model = model
-        self.forwards = _folded_forwards(_pairs_of(model, x))
+        self.pairs = [_FoldedPair(layer, norm) for layer, norm in _pairs_of(model, x)]
+        self.forwards = _forwards(self.pairs)
 
     def __call__(self, x: Tensor) -> Tensor:
         with _patched(self.forwards):
-            return in_pieces(self.model, x)
+            logits = in_pieces(self.model, x)
+        if not any(pair.is_broken for pair in self.pairs):
+            return logits
+        # The network took another way than when it was traced: it has a switch, or looks at the images.
+        _plans.pop(self.model, None)
+        self.pairs, self.forwards = [], []
+        return in_pieces(self.model, x)
 
 
 def rows_at_a_time(x: Tensor) -> int:
@@ -116,7 +124,7 @@ def folding_difference(model: nn.Module, pairs: Iterable[Pair], x: Tensor) -> fl
         pairs: What `find_pairs` returned.
         x: Images.
     """
-    forwards = _folded_forwards(pairs)
+    forwards = _forwards([_FoldedPair(layer, norm) for layer, norm in pairs])
 
     def folded(x: Tensor) -> Any:
         with _patched(forwards):  # the backward pass is outside, as in an attack
@@ -228,31 +236,49 @@ def _is_opaque(module: nn.Module, model: nn.Module) -> bool:
     )
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
+class _FoldedPair:
+    """A layer that returns what its batch norm would, and a batch norm that passes it on.
+
+    It notices when the batch norm gets anything but the layer's output, or does not get it.
+    """
+
+    def __init__(self, layer: Any, norm: Any) -> None:
+        self.layer, self.norm = layer, norm
+        self.pending: Tensor | None = None  # the layer's output, until the batch norm takes it
+        self.misled = False
+        with torch.no_grad():
+            scale = torch.rsqrt(norm.running_var + norm.eps)
+            if norm.weight is not None:
+                scale = scale * norm.weight
+            shift = -norm.running_mean * scale
+            if norm.bias is not None:
+                shift = shift + norm.bias
+            # A product of a channels-last weight keeps that layout.
+            self.weight = layer.weight * scale.view(-1, *[1] * (layer.weight.dim() - 1))
+            self.bias = shift if layer.bias is None else shift + layer.bias * scale
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a pass gave another result than the network itself."""
+        return self.misled or self.pending is not None
+
+    def forward_layer(self, x: Tensor) -> Tensor:
+        self.misled |= self.pending is not None
+        is_linear = isinstance(self.layer, nn.Linear)
+        output: Tensor = (F.linear if is_linear else self.layer._conv_forward)(x, self.weight, self.bias)
+        self.pending = output
+        return output
+
+    def forward_norm(self, x: Tensor) -> Tensor:
+        self.misled |= x is not self.pending
+        self.pending = None
+        return x
 
 
-def _folded_forward(layer: Any, norm: Any) -> Callable[[Tensor], Tensor]:
-    """Return the forward function of the layer with its batch norm."""
-    with torch.no_grad():
-        scale = torch.rsqrt(norm.running_var + norm.eps)
-        if norm.weight is not None:
-            scale = scale * norm.weight
-        shift = -norm.running_mean * scale
-        if norm.bias is not None:
-            shift = shift + norm.bias
-        # A product of a channels-last weight keeps that layout.
-        weight = layer.weight * scale.view(-1, *[1] * (layer.weight.dim() - 1))
-        bias = shift if layer.bias is None else shift + layer.bias * scale
-    if isinstance(layer, nn.Linear):
-        return lambda x: F.linear(x, weight, bias)
-    return lambda x: layer._conv_forward(x, weight, bias)
-
-
-def _folded_forwards(pairs: Iterable[Pair]) -> list[Replacement]:
+def _forwards(pairs: Iterable[_FoldedPair]) -> list[Replacement]:
     replaced: list[Replacement] = []
-    for layer, norm in pairs:
-        replaced += [(layer, _folded_forward(layer, norm)), (norm, _identity)]
+    for pair in pairs:
+        replaced += [(pair.layer, pair.forward_layer), (pair.norm, pair.forward_norm)]
     return replaced
 
 

@@ -81,7 +81,9 @@ class PGD(Attack):
 
     @property
     def weakness(self) -> str | None:
-        if self.rule.norm != self.threat.norm or self.steps == 0:
+        if self.steps == 0:
+            return f"{type(self).__name__} with 0 steps only adds noise, so accuracy under it is too high: take more"
+        if self.rule.norm != self.threat.norm:
             return None
         reach = self.steps * self.rule.sizes[0] / self.threat.radius
         needed = 1 if self.steps == 1 or self.start != "uniform" else 2  # radii, from where the attack starts

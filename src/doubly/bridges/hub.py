@@ -10,7 +10,7 @@ from doubly.checkpoints.load import load_trained_weights
 from doubly.errors import UsageError
 from doubly.files import make_folder, write_json, write_text
 from doubly.report.card import model_card
-from doubly.report.run_result import read_run
+from doubly.report.run_result import RunResult, read_run
 from doubly.rundir import RunDir, read_tree
 from doubly.text import printable
 from doubly.version import __version__
@@ -33,10 +33,12 @@ def write_hub_folder(directory: Path, folder: Path, checkpoint: str = "last", na
         The files.
 
     Raises:
-        UsageError: If it is not a run directory, was not evaluated, or has no such checkpoint.
+        UsageError: If it is not a run directory, has no such checkpoint, or this one was not evaluated.
     """
-    card = model_card(read_run(directory), name)
+    run = read_run(directory)
+    card = model_card(run, name)
     info = load_trained_weights(directory, checkpoint).info
+    _check_evaluated(run, checkpoint, info)
     make_folder(folder)
     export_run(directory, folder / "model.safetensors", checkpoint)
     about: dict[str, Any] = {"library_name": "doubly", "doubly_version": __version__, "checkpoint": checkpoint}
@@ -87,6 +89,17 @@ def upload(folder: Path, repository: str, private: bool = True) -> str:
             "`hf auth login`, or keep the files with --output DIR and upload them yourself"
         ) from None
     return str(url)
+
+
+def _check_evaluated(run: RunResult, checkpoint: str, info: dict[str, Any]) -> None:
+    """Refuse weights whose numbers are not those of the card."""
+    measured, epoch = run.evaluation["protocol"].get("checkpoint", checkpoint), run.evaluation.get("epoch")
+    if measured != checkpoint or epoch not in (None, info.get("epoch")):
+        raise UsageError(
+            f"the evaluation of {run.path} is of its checkpoint {printable(str(measured))[:20]} after epoch "
+            f"{printable(str(epoch))[:20]}, and not of {checkpoint} after epoch {info.get('epoch')}: call doubly "
+            f"evaluate {run.path} --checkpoint {checkpoint} first, so that the card is about these weights"
+        )
 
 
 def _without_places(tree: Any) -> Any:

@@ -1,6 +1,7 @@
 """A classifier with the interface of scikit-learn: fit, predict, predict_proba, score, and its robustness."""
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -87,8 +88,9 @@ class RobustClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         X, y = validate_data(self, X, y, allow_nd=True, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
-        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 1:
-            raise UsageError(f"epochs is a whole number from 1 on, got {self.epochs!r:.40}: write epochs=60")
+        epochs: Any = self.epochs
+        if isinstance(epochs, bool) or not isinstance(epochs, Integral) or int(epochs) < 1:
+            raise UsageError(f"epochs is a whole number from 1 on, got {epochs!r:.40}: write epochs=60")
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise UsageError("there is one class in y, and a classifier needs two: give samples of another class")
@@ -100,7 +102,7 @@ class RobustClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with global_generators(seed):
             network = build(tuple(x.shape[1:]), len(self.classes_))
         data = x, torch.from_numpy(labels.astype(np.int64))
-        validation = Validation(every=self.epochs, size=min(len(x), 64), attack=PGD(threat, 1))
+        validation = Validation(every=int(epochs), size=min(len(x), 64), attack=PGD(threat, 1))
         settings: dict[str, Any] = {"threat": threat} if isinstance(self.method, str) else {}
         trained = train(
             network,

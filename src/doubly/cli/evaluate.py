@@ -1,5 +1,6 @@
 """doubly evaluate."""
 
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,7 +104,7 @@ def evaluate(arguments: list[str], out: Console, err: Console) -> int:
         print_other_threat(options, options.directory, out)
     print_line(out, f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.npz'}")
     if options.directory is not None and not RunDir(options.directory).repair.is_file():
-        _advise(result, options.directory, out)
+        _advise(result, options, options.directory, out)
     return 0
 
 
@@ -123,11 +124,15 @@ def print_note(result: "EvalResult", out: Console) -> None:
         out.print(printable_lines(note), style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 
-def _advise(result: "EvalResult", directory: Path, out: Console) -> None:
+def _advise(result: "EvalResult", options: EvaluateOptions, directory: Path, out: Console) -> None:
     """Print what to try on a network with weak classes, by the last attack that was run."""
+    from doubly.checkpoints.load import load_run
+
     attack = result.attacks[-1] if result.attacks else None
     if attack and has_weak_classes(result.accuracy(attack), result.tail(attack)[0]):
-        print_line(out, repair_advice("this network", str(directory)))
+        code = ["--model", options.model] if options.model else ["--trust-code"] if options.trust_code else []
+        command = shlex.join(["doubly", "repair", str(directory), *code])
+        print_line(out, repair_advice("this network", command, load_run(directory).data.holdout))
 
 
 def parse_evaluate_options(arguments: list[str]) -> tuple[EvaluateOptions, list[str]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from inspect import signature
 from math import isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,10 +188,10 @@ def _as_method(method: Any, threat: Threat | None, images: int) -> Method:
 
 
 def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's whole numbers are integral, too
         near = max(1, round(value)) if isinstance(value, float) and isfinite(value) else 10
         raise UsageError(f"{name} is a whole number, got {value!r:.40}: write {name}={near}")
-    return value
+    return int(value)
 
 
 def _as_optimizer(optimizer: OptimizerConfig | Factory | None, lr: float | Schedule | None) -> OptimizerConfig:
