@@ -33,6 +33,7 @@ def test_mistakes_are_answered_by_one_sentence():
         (lambda: PGD(MODEL), r"the threat, got Sequential: .* attack\(model, x, y\)"),
         (lambda: FGSM(0.1), "first argument of FGSM is the threat"),
         (lambda: Strong(0.1), "first argument of Strong is the threat"),
+        (lambda: PGD(MODEL, LinfBall(0.1)), r"first argument of PGD is the threat, got \w+: write PGD\(LinfBall"),
         (lambda: PGD(LinfBall(0.1), 10, 0.01), r"rule is a step rule such as SignStep\(2 / 255\), got 0.01"),
         (lambda: DONE(LinfBall(0.1)), r"DONE takes an attack, got the threat .*: write DONE\(PGD\(LinfBall"),
         (lambda: AT(PGD), r"AT got the class PGD: write PGD\(\)"),

@@ -17,8 +17,8 @@ TRUST_QUESTION = "are these numbers trustworthy?"
 # Answers by the verdict of the checks: about the numbers, not about the network.
 TRUST_ANSWERS = {
     "fine": "yes, as far as these checks can tell",
-    "suspicious": "no, they look better than the network is: see suspicious",
-    "unclear": "unclear: see unclear",
+    "suspicious": "no, they look better than the network is: the suspicious checks say why",
+    "unclear": "unclear: the unclear checks say why",
     "too little was measured": "too little was measured to say",
 }
 LATEX = {

@@ -10,7 +10,7 @@ from doubly.bilevel import Box
 from doubly.errors import UsageError
 from doubly.seeding import AnyGenerator, BatchGenerator
 from doubly.settings import Settings
-from doubly.threat import Threat
+from doubly.threat import Threat, check_threat
 
 
 class Attack(Settings):
@@ -27,6 +27,12 @@ class Attack(Settings):
     for_any_images: ClassVar[bool] = True
     """whether it can attack any images, and not only those that it was computed for"""
     threat: Threat
+
+    def __new__(cls, *arguments: Any, **settings: Any) -> Self:
+        """Refuse a network in the place of the threat before the other arguments are looked at."""
+        if arguments and isinstance(arguments[0], nn.Module):
+            check_threat(arguments[0], cls.__name__)
+        return super().__new__(cls, *arguments, **settings)
 
     @property
     def short_name(self) -> str | None:

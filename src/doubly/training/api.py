@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from inspect import signature
 from math import isfinite
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,7 +199,8 @@ def _as_optimizer(optimizer: OptimizerConfig | Factory | None, lr: float | Sched
     config = SGD() if optimizer is None else as_optimizer_config(optimizer)
     if lr is None:
         return config
-    if isinstance(lr, bool) or not isinstance(lr, int | float | Schedule):
+    lr = float(lr) if isinstance(lr, Real) and not isinstance(lr, bool) else lr
+    if not isinstance(lr, float | Schedule):
         raise UsageError(f"lr is a number or a schedule of doubly.schedules, got {type(lr).__name__}: write lr=0.1")
     if not isinstance(lr, Schedule) and not lr > 0:
         raise UsageError(f"lr must be above 0, got {lr}: write lr=0.1")
