@@ -140,3 +140,13 @@ def repair_advice(network: str, command: str, holdout: float) -> str:
     if holdout == 0:
         return f"{weak}`doubly repair`, which needs images held out: train with --data.holdout 0.1, then `{command}`."
     return f"{weak}`{command}`, which needs no training."
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return not isinstance(value, bool) and finite_number(value) is not None
+
+
+def is_share(value: Any) -> bool:
+    """Return whether a value is a number in [0, 1]."""
+    return is_number(value) and 0 <= value <= 1

@@ -15,8 +15,8 @@ from doubly.evaluation.metrics import ROUNDINGS
 from doubly.evaluation.result import EvalResult
 from doubly.evaluation.summary import SCHEMA
 from doubly.files import json_bytes, make_folder, remove_leftovers, replacing, write_arrays
+from doubly.metric_names import is_number, is_share
 from doubly.reading import load_npz, read_json
-from doubly.report.evaluation_fault import is_number, is_share
 from doubly.rundir import RunDir
 
 

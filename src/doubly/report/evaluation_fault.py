@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from doubly.metric_names import METRICS, finite_number
+from doubly.metric_names import METRICS, is_number, is_share
 
 SCHEMAS = (1, 2)  # of evaluation.json; 2 has more fields
 NEEDED = ("sa", "ra_pgd", "ra_tail_30", "n", "worst_class", "per_class", "protocol", "ra_tail_30_classes")
@@ -13,19 +13,9 @@ Check = Callable[[Any], bool]
 Rule = tuple[str, Any, Check]  # a field, its value, and what it may hold
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number."""
-    return not isinstance(value, bool) and finite_number(value) is not None
-
-
 def is_count(value: Any) -> bool:
     """Return whether a value is a number of things."""
     return type(value) is int and 0 <= value < MAX_COUNT
-
-
-def is_share(value: Any) -> bool:
-    """Return whether a value is a number in [0, 1]."""
-    return is_number(value) and 0 <= value <= 1
 
 
 def is_names(value: Any) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from doubly.errors import UsageError
-from doubly.metric_names import METRICS, finite_number
-from doubly.report.evaluation_fault import fault_of_evaluation, is_number
+from doubly.metric_names import METRICS, finite_number, is_number
+from doubly.report.evaluation_fault import fault_of_evaluation
 from doubly.report.protocol import flatten
 from doubly.rundir import RunDir, read_metrics, read_tree
 from doubly.text import method_label
