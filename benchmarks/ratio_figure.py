@@ -29,6 +29,6 @@ def draw_ratios(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         axes.plot([line.aim] * 2, [y - 0.4, y + 0.4], color="black", linewidth=2)
     axes.set_yticks(range(len(rows)), [f"{line.what}\n{title}" for title, line in rows], fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("ratio; the thick mark is the aim, the thin line the 95 % interval of the median")
+    axes.set_xlabel("ratio (thick: aim, thin: 95 % interval)", fontsize=9)
     axes.set_title("blue: aim met, orange: missed", fontsize=9)
     figure.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
