@@ -94,12 +94,13 @@ def _pairs_of(model: nn.Module, x: Tensor) -> list[Pair]:
     parts = tuple((id(module), _is_opaque(module, model)) for module in model.modules())
     plan = _plans.get(model)
     if plan is None or plan.parts != parts:
-        plan = _plans[model] = _Plan(parts, _checked_pairs(model, x[:CHECK_ROWS].detach()))
+        opaque = any(is_opaque for _, is_opaque in parts)
+        plan = _plans[model] = _Plan(parts, [] if opaque else _checked_pairs(model, x[:CHECK_ROWS].detach()))
     return [(layer, norm) for layer, norm in plan.pairs if not norm.training]
 
 
 def _checked_pairs(model: nn.Module, x: Tensor) -> list[Pair]:
-    if any(_is_opaque(module, model) for module in model.modules()) or not any(map(_is_norm, model.modules())):
+    if not any(map(_is_norm, model.modules())):
         return []
     pairs: list[Pair] = []
     try:

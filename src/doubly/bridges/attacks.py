@@ -4,7 +4,6 @@ import difflib
 import importlib
 import importlib.metadata
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from doubly.attacks import Attack, frozen_parameters
+from doubly.bridges.packages import import_package
 from doubly.errors import UsageError
 from doubly.reading import parse_json
 from doubly.seeding import AnyGenerator, BatchGenerator, global_generators
@@ -69,16 +69,7 @@ class ForeignAttack(Attack):
             UsageError: If it is not installed, or cannot be imported.
         """
         _, module, distribution = LIBRARIES[cls.library]
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # about what the library imports
-                return importlib.import_module(module)
-        except ImportError as error:
-            reason = "" if error.name == module.partition(".")[0] else f" (it lacks {error.name})"
-            raise UsageError(
-                f"attacks {cls.library}:… need the package {distribution}, which is not installed{reason}: pip install "
-                f"doubly[{cls.library}]"
-            ) from None
+        return import_package(module, f"attacks {cls.library}:… need", distribution, cls.library)
 
     def prepare(self) -> None:
         """Check name and options before anything is attacked.

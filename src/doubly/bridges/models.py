@@ -9,6 +9,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from doubly.bridges.packages import import_package
 from doubly.errors import UsageError
 from doubly.models.adapt import AdaptedModel
 
@@ -154,14 +155,7 @@ def library_of(library: str) -> ModuleType:
         UsageError: If it is not installed, or cannot be imported.
     """
     package = LIBRARIES[library][1]
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        reason = "" if error.name == package else f" (it lacks {error.name})"
-        raise UsageError(
-            f"--model {library}:… needs the package {package}, which is not installed{reason}: pip install "
-            f"doubly[{library}]"
-        ) from None
+    return import_package(package, f"--model {library}:… needs", package, library)
 
 
 def attempt(title: str, call: Callable[[], T], advice: str) -> T:

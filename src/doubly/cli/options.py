@@ -19,6 +19,7 @@ DataRoot = Annotated[
     str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: where doubly data fetch puts them)")
 ]
 """The option --data-root: the folder with the files of the datasets."""
+OwnWeights = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")]
 Numbers = Annotated[
     tuple[float, ...], tyro.conf.arg(metavar="NUMBER…", help_behavior_hint="(default: it takes images in [0, 1])")
 ]
@@ -47,9 +48,7 @@ class NetworkOptions:
     ] = None
     """package.module:function that builds your network, or hf:ORG/NAME, hf:./folder, timm:NAME, torchvision:NAME,
     robustbench:NAME"""
-    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
-        None
-    )
+    weights: OwnWeights = None
     """weights of your network: safetensors, or a state dict saved by torch"""
     mean: Numbers = ()
     """mean of the channels, of pixels in [0, 1], if your network expects normalized images"""

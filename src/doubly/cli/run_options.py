@@ -9,7 +9,7 @@ import tyro
 
 from doubly.checkpoints.load import load_run
 from doubly.cli.help import Flag, ShortHelp
-from doubly.cli.options import Numbers, parse_options, pop_flag
+from doubly.cli.options import Numbers, OwnWeights, parse_options, pop_flag
 from doubly.cli.short_flags import apply_short_flags, check_one_epsilon
 from doubly.cli.sources import apply_changes, named_run, with_data_root
 from doubly.config import Run
@@ -44,9 +44,7 @@ class RunOptions:
     ] = None
     """package.module:function that returns your own network, or hf:ORG/NAME, hf:./folder, timm:NAME, torchvision:NAME,
     robustbench:NAME"""
-    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: as M:F returns it)")] = (
-        None
-    )
+    weights: OwnWeights = None
     """weights that your own network begins with"""
     mean: Numbers = ()
     """mean of the channels, of pixels in [0, 1], if your own network expects normalized images"""

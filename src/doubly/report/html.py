@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import markupsafe
 
 from doubly.metric_names import METRICS
@@ -22,6 +21,7 @@ from doubly.report.protocol import attack_name, describe, flatten
 from doubly.report.run_result import RunResult
 from doubly.report.summary import Headline, average_key, headline, summary_sentence
 from doubly.report.tables import COSTS, Cell, Column, Table, mean_cell, other_attack_metrics
+from doubly.report.templates import load_template
 from doubly.report.terms import TERMS
 from doubly.text import escape_html, format_radius, format_value
 
@@ -187,13 +187,6 @@ def render(sections: Sequence[Section], overview: Sequence[Overview] = (), csv: 
         overview: Settings side by side.
         csv: All tables as one sheet, which the page offers for download.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("doubly.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     columns = {name: text for section in sections for name, text in section.explanations.items()}
     context: Mapping[str, Any] = {
         "sections": sections,
@@ -202,7 +195,7 @@ def render(sections: Sequence[Section], overview: Sequence[Overview] = (), csv: 
         "terms": TERMS | columns,
         "csv": base64.b64encode(csv.encode("utf-8", errors="replace")).decode("ascii"),
     }
-    page = environment.get_template("page.html.j2").render(context)
+    page = load_template("page.html.j2").render(context)
     return _CONTROL.sub("?", page)  # jinja escapes markup, and leaves control characters of names as they are
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from doubly.errors import UsageError
 from doubly.metric_names import METRICS
 from doubly.report.leaderboard_entry import make_entry, read_entry
 from doubly.report.protocol import describe_attack, describe_setting, flatten
 from doubly.report.run_result import read_run
+from doubly.report.templates import load_template
 from doubly.rundir import is_result, runs_in
 from doubly.text import duration, format_percent, printable, shorten
 
@@ -179,11 +178,4 @@ def require_one_protocol(boards: Sequence[Board]) -> None:
 
 def render(boards: Sequence[Board]) -> str:
     """Return the page; all text is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("doubly.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("leaderboard.html.j2").render(boards=boards)
+    return load_template("leaderboard.html.j2").render(boards=boards)

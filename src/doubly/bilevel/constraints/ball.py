@@ -8,6 +8,7 @@ from torch import Tensor
 from doubly.bilevel.arguments import Checked, explained
 from doubly.bilevel.constraints.box import Box
 from doubly.bilevel.constraints.face import Face
+from doubly.bilevel.constraints.radial import point_in_ball, smallest_fitting
 from doubly.bilevel.rows import dot, flat, norms, per_row
 
 SPHERE_TOLERANCE = 1e-6  # relative distance to the sphere within which a point counts as on it
@@ -51,23 +52,20 @@ class Ball(Checked):
         nearest = torch.where(per_row(box_only, delta), clipped, shrunk)
         if delta.device.type == "cpu" and not both.any():  # on another device the test would wait for the result
             return nearest
-        low, high = torch.ones_like(excess), excess  # clip(delta / low) is too long, clip(delta / high) is not
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            too_long = norms(self.box.project(delta / per_row(middle, delta))) > self.radius
-            low, high = torch.where(too_long, middle, low), torch.where(too_long, high, middle)
-        return torch.where(per_row(both, delta), self.box.project(delta / per_row(high, delta)), nearest)
+        box = self.box
+
+        def shrunk_by(divisor: Tensor) -> Tensor:
+            return box.project(delta / per_row(divisor, delta))
+
+        divisor = smallest_fitting(
+            torch.ones_like(excess), excess, lambda middle: norms(shrunk_by(middle)) > self.radius, BISECTIONS
+        )
+        return torch.where(per_row(both, delta), shrunk_by(divisor), nearest)
 
     @explained
     def at(self, fraction: Tensor) -> Tensor:
-        """Return a point of the set from uniform draws in [0, 1], (B, ...); see `Constraint.at`.
-
-        The draws give the direction from the center; the first of them gives the distance as a share of the radius.
-        """
-        direction = 2 * fraction - 1
-        lengths = norms(direction).clamp_min(torch.finfo(fraction.dtype).tiny)
-        scale = self.radius * flat(fraction)[:, 0] / lengths
-        return self.project(direction * per_row(scale, direction))
+        """Return a point of the set from uniform draws in [0, 1], (B, ...); see `Constraint.at`."""
+        return self.project(point_in_ball(fraction, self.radius, norms))
 
     @explained
     def face(self, delta: Tensor, slope: Tensor) -> Face:

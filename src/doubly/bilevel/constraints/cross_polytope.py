@@ -8,6 +8,7 @@ from torch import Tensor
 from doubly.bilevel.arguments import Checked, explained
 from doubly.bilevel.constraints.box import Box
 from doubly.bilevel.constraints.face import Face
+from doubly.bilevel.constraints.radial import point_in_ball, smallest_fitting
 from doubly.bilevel.rows import dot, flat, norms, per_row
 
 FACE_TOLERANCE = 1e-6  # relative distance to the faces of the ball within which a point counts as on them
@@ -42,26 +43,21 @@ class CrossPolytope(Checked):
         """
         clipped = self.box.project(delta)
         inside = _lengths(clipped) <= self.radius
-        low, high = torch.zeros_like(_lengths(delta)), flat(delta).abs().amax(1)
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            too_long = _lengths(self._shrunk(delta, middle)) > self.radius
-            low, high = torch.where(too_long, middle, low), torch.where(too_long, high, middle)
-        return torch.where(per_row(inside, delta), clipped, self._shrunk(delta, high))
+        by = smallest_fitting(
+            torch.zeros_like(_lengths(delta)),
+            flat(delta).abs().amax(1),
+            lambda middle: _lengths(self._shrunk(delta, middle)) > self.radius,
+            BISECTIONS,
+        )
+        return torch.where(per_row(inside, delta), clipped, self._shrunk(delta, by))
 
     def _shrunk(self, delta: Tensor, by: Tensor) -> Tensor:
         return self.box.project(delta.sign() * (delta.abs() - per_row(by, delta)).clamp_min(0))
 
     @explained
     def at(self, fraction: Tensor) -> Tensor:
-        """Return a point of the set from uniform draws in [0, 1], (B, ...); see `Constraint.at`.
-
-        The draws give the direction from the center; the first of them gives the distance as a share of the radius.
-        """
-        direction = 2 * fraction - 1
-        lengths = _lengths(direction).clamp_min(torch.finfo(fraction.dtype).tiny)
-        scale = self.radius * flat(fraction)[:, 0] / lengths
-        return self.project(direction * per_row(scale, direction))
+        """Return a point of the set from uniform draws in [0, 1], (B, ...); see `Constraint.at`."""
+        return self.project(point_in_ball(fraction, self.radius, _lengths))
 
     @explained
     def face(self, delta: Tensor, slope: Tensor) -> Face:

@@ -21,6 +21,22 @@ EXIF_ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # a tag, and its values for p
 Fit = Literal["crop", "stretch"]
 
 
+def check_image_settings(size: int | None, test_share: float) -> None:
+    """Check the settings that sources of image files share.
+
+    Args:
+        size: Width and height in pixels, or None.
+        test_share: Part of each class that is the test set.
+
+    Raises:
+        UsageError: If one is out of range.
+    """
+    if size is not None and size < 1:
+        raise UsageError(f"size is a number of pixels above 0, got {size}")
+    if not 0 < test_share < 1:
+        raise UsageError(f"test_share lies inside (0, 1), got {test_share}")
+
+
 def decode_image(path: Path, size: int | None, fit: Fit, content: bytes | None = None) -> NDArray[np.uint8]:
     """Read an image file as RGB.
 

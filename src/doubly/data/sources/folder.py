@@ -12,7 +12,7 @@ from torch import Tensor
 from doubly.data.download.dataset_files import data_folder
 from doubly.data.holdout import holdout
 from doubly.data.images import DataSource, Images, Splits
-from doubly.data.sources.decoding import SUFFIXES, Fit, decode_image, decode_images, image_size
+from doubly.data.sources.decoding import SUFFIXES, Fit, check_image_settings, decode_image, decode_images, image_size
 from doubly.data.sources.shards import cache_key, open_shards
 from doubly.errors import UsageError
 from doubly.settings import Settings
@@ -45,10 +45,7 @@ class ImageFolder(Settings, DataSource):
     If they need more, they are decoded once into files on disk, from which batches are read"""
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise UsageError(f"size is a number of pixels above 0, got {self.size}")
-        if not 0 < self.test_share < 1:
-            raise UsageError(f"test_share lies inside (0, 1), got {self.test_share}")
+        check_image_settings(self.size, self.test_share)
         if self.memory is not None and not self.memory >= 0:
             raise UsageError(f"memory is a number of GiB, got {self.memory}")
 

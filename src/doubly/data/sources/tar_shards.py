@@ -14,7 +14,7 @@ from doubly.data.download.dataset_files import read_file
 from doubly.data.download.unpack import BLOCK, open_members
 from doubly.data.holdout import holdout
 from doubly.data.images import DataSource, Images, Splits
-from doubly.data.sources.decoding import SUFFIXES, Fit, decode_image
+from doubly.data.sources.decoding import SUFFIXES, Fit, check_image_settings, decode_image
 from doubly.data.sources.folder import free_memory
 from doubly.errors import UsageError
 from doubly.settings import Settings
@@ -42,10 +42,7 @@ class TarShards(Settings, DataSource):
     """names of the classes; by default numbers"""
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise UsageError(f"size is a number of pixels above 0, got {self.size}")
-        if not 0 < self.test_share < 1:
-            raise UsageError(f"test_share lies inside (0, 1), got {self.test_share}")
+        check_image_settings(self.size, self.test_share)
 
     def load(self, root: Path | None = None) -> Splits:
         files = list_shards(Path(root or "."), self.path)
